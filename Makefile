@@ -1,0 +1,44 @@
+# Two commands do all the set-up on a fresh Debian machine: make demo, make test.
+SHELL := /bin/sh
+PYTHON ?= /usr/bin/python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help venv demo test lint unit bench lock deps clean images e2e
+
+help:  ## say what each target does
+	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+deps:  ## install the Debian packages that the demo and the tests use (root; else say what is missing)
+	@tools/debian-packages
+
+venv: $(VENV)/.ready  ## make .venv with kitty-webhook, kitty-sidecar and kitty-lab in it
+
+$(VENV)/.ready: requirements/dev.txt pyproject.toml | deps
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: venv  ## run the main job: a four-pod training job, a fault, and what the sidecars see
+	$(BIN)/kitty-lab demo
+
+test: venv lint unit  ## everything that CI checks
+
+lint: venv  ## style, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: venv
+	$(BIN)/python -m pytest
+
+bench: venv  ## the measurements behind the figures in the docs (minutes; see bench/)
+	$(BIN)/python -m bench
+
+lock: venv  ## resolve requirements/*.txt anew from pyproject.toml
+	tools/lock
+
+clean:  ## remove what the targets above made in this folder
+	rm -rf $(VENV) .cache build artifacts *.egg-info

@@ -1,0 +1,6 @@
+"""The command line."""
+
+
+def main() -> int:
+    """Not built yet."""
+    return 1

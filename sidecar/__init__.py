@@ -1,0 +1,3 @@
+"""The agent in the pod: reads its own pod's GPU, /proc and eBPF signals and serves /metrics."""
+
+__version__ = "0.1.0"

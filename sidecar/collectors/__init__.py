@@ -1,0 +1,1 @@
+"""One file per table of the metrics reference; turns values into metric families."""

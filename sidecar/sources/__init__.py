@@ -1,0 +1,1 @@
+"""Readers of the kernel and the driver; they know nothing of Prometheus."""

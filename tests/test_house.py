@@ -1,0 +1,9 @@
+"""The three deployables carry one version, since each is released with the others."""
+
+import lab
+import sidecar
+import webhook
+
+
+def test_one_version() -> None:
+    assert webhook.__version__ == sidecar.__version__ == lab.__version__
