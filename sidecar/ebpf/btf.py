@@ -108,6 +108,14 @@ class Btf:
         pairs = _PAIR.iter_unpack(self._types[at : at + (info & 0xFFFF) * _PAIR.size])
         return {self._string(offset): value for offset, value in pairs}
 
+    def enumerator(self, path: str) -> int:
+        """The value of `enum.enumerator`; raises BtfError where there is none."""
+        name, _, member = path.partition(".")
+        value = self.enum(name).get(member)
+        if value is None:
+            raise BtfError(f"this kernel has no {path}")
+        return value
+
     def tracepoint_arity(self, name: str) -> int:
         """The number of arguments of tracepoint `name`; raises BtfError where there is none.
 

@@ -142,6 +142,8 @@ class _Session:
             values[name] = self._btf.size(struct)
         for name, tracepoint in candidate["arities"].items():
             values[name] = self._btf.tracepoint_arity(tracepoint)
+        for name, path in candidate["enumerators"].items():
+            values[name] = self._btf.enumerator(path)
         return [f"-D{name}={value}" for name, value in values.items()]
 
     def _compile(self, source: str, defines: list[str]) -> Any:

@@ -78,6 +78,7 @@ class Candidate:
         offsets: macro to `struct.member` path (see `btf.Btf.offset`).
         sizes: macro to struct name.
         arities: macro to tracepoint name: its number of arguments on this kernel.
+        enumerators: macro to `enum.enumerator`.
         enums: names of kernel enums to hand over.
     """
 
@@ -89,6 +90,7 @@ class Candidate:
     offsets: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
     arities: Mapping[str, str] = field(default_factory=dict)
+    enumerators: Mapping[str, str] = field(default_factory=dict)
     enums: tuple[str, ...] = ()
 
 
