@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 import sidecar
+from sidecar.collectors.kernel import KernelCollector
 from sidecar.collectors.net import NetCollector
 from sidecar.collectors.pod import PodCollector
 from sidecar.collectors.process import ProcessCollector
+from sidecar.collectors.rtt import RttCollector
 from sidecar.collectors.system import SystemCollector
 from sidecar.collectors.tcp import TcpCollector
+from sidecar.ebpf.loader import Loader
 from sidecar.guard import Guard
 from sidecar.lifecycle import Lifecycle
 from sidecar.pod import Pod
@@ -50,6 +53,8 @@ class Sources:
         self.pod = Pod(procfs, ProcessTable(procfs, pod_uid=config.pod_uid), config)
         self.descriptors = DescriptorTable(proc)
         self.system = SystemFS(proc)
+        self.own_port = own_port
+        self.ebpf = Loader(python=config.bcc_python, proc=proc, sys=str(config.sys))
         self.sockets: SocketTable | None = None
         try:
             self.sockets = SocketTable(
@@ -63,6 +68,15 @@ COLLECTORS: dict[str, Callable[[Sources], Collector | None]] = {
     "pod": lambda s: PodCollector(s.pod),
     "tcp": lambda s: TcpCollector(s.pod, s.sockets) if s.sockets else None,
     "net": lambda s: NetCollector(s.pod, s.sockets, proc=s.proc),
+    "rtt": lambda s: RttCollector(
+        s.pod,
+        s.sockets,
+        s.ebpf,
+        hook=s.pod.config.rtt_hook,
+        own_port=s.own_port,
+        proc=s.proc,
+    ),
+    "kernel": lambda s: KernelCollector(s.pod, s.ebpf, proc=s.proc),
     "system": lambda s: SystemCollector(s.pod, s.system, proc=s.proc),
     "process": lambda s: ProcessCollector(s.pod, s.descriptors, proc=s.proc),
 }
@@ -104,8 +118,11 @@ class Agent:
         self.sampler.start()
 
     def close(self) -> None:
-        """Stops sampling and listening."""
+        """Stops sampling and listening, and detaches what collectors attached."""
         self.sampler.stop()
+        for rounds in self.rounds:
+            if isinstance(rounds.collector, RttCollector | KernelCollector):
+                rounds.collector.close()
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -202,7 +202,7 @@ def _refusal(detail: str, said: str, number: int = 0) -> Refusal:
         return Refusal("permission" if missing else "unsupported", f"{detail}: {cause}")
     if number in {errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV}:
         return Refusal("unsupported", detail)
-    return Refusal("failed", f"{detail} {said}".strip())
+    return Refusal("error", f"{detail} {said}".strip())
 
 
 def _missing_capabilities() -> list[str]:

@@ -1,6 +1,7 @@
 """Starts the loader child and turns what it hands over into maps, or a refusal into a reason.
 
-A child that crashes, hangs or is killed costs one log line; the agent goes on without its probes.
+A child that crashes, hangs or is killed is a refusal like any other: callers log it once and go
+on without its probes.
 Programs stay attached as long as a descriptor of their link is open: `Loaded.close` detaches, and
 so does the end of the agent, however it comes.
 """
@@ -8,7 +9,6 @@ so does the end of the agent, however it comes.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import socket
@@ -25,8 +25,6 @@ from sidecar.ebpf.memory import headroom
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_log = logging.getLogger(__name__)
-
 NEEDED_BYTES = 200 << 20  # the child peaks at 125 MB; an OOM kill would take the container
 DEFAULT_DEADLINE_SECONDS = 30
 _CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
@@ -37,7 +35,7 @@ Kind = Literal["raw_tracepoint", "kprobe", "fentry", "sock_ops", "perf_event"]
 
 
 class Reason(StrEnum):
-    """Why probes are not there; the values are the `reason` label of `kitty_collector_up`."""
+    """Why probes are not there; the values are among those of `kitty_collector_up{reason}`."""
 
     NO_BCC = "no_bcc"
     NO_BTF = "no_btf"
@@ -46,8 +44,8 @@ class Reason(StrEnum):
     MEMORY = "memory"
     UNSUPPORTED = "unsupported"
     TIMEOUT = "timeout"
-    FAILED = "failed"
-    SILENT = "silent"  # attached, yet delivered nothing while traffic flowed
+    ERROR = "error"
+    SILENT = "silent"  # of a hook: attached, yet nothing came while traffic flowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +177,6 @@ class Loader:
         """
         with self._lock:
             results = self._load(groups)
-        for result in results:
-            if isinstance(result, Refused):
-                _log.warning("eBPF: not loaded (%s): %s", result.reason, result.detail)
         return results
 
     def _load(self, groups: Sequence[Sequence[Candidate]]) -> list[Loaded | Refused]:
@@ -235,7 +230,7 @@ class Loader:
             "btf": self._btf,
             "groups": [[asdict(candidate) for candidate in group] for group in groups],
         }
-        trouble = (Reason.FAILED, "the loader ended early:")
+        trouble = (Reason.ERROR, "the loader ended early:")
         try:
             channel.send(json.dumps(request).encode())
             while len(results) < len(groups):
@@ -246,7 +241,7 @@ class Loader:
         except TimeoutError:
             trouble = (Reason.TIMEOUT, f"the loader did not answer in {self._deadline:g} s")
         except (OSError, ValueError) as error:
-            trouble = (Reason.FAILED, f"the loader's answer was unusable: {error}")
+            trouble = (Reason.ERROR, f"the loader's answer was unusable: {error}")
         if trouble[0] is Reason.TIMEOUT:
             child.kill()
         try:
@@ -254,8 +249,8 @@ class Loader:
         except subprocess.TimeoutExpired:
             child.kill()
             status = child.wait()
-        if status < 0 and trouble[0] is Reason.FAILED:
-            trouble = (Reason.FAILED, f"the loader was ended by {signal.Signals(-status).name}")
+        if status < 0 and trouble[0] is Reason.ERROR:
+            trouble = (Reason.ERROR, f"the loader was ended by {signal.Signals(-status).name}")
         return trouble
 
 

@@ -18,20 +18,20 @@
 #define SLOTS (2 * OCTAVES + 2)
 #define FRESH_US 2000000
 
-struct connection {
-	u8 local[16]; /* IPv4 as ::ffff:a.b.c.d */
-	u8 remote[16];
+struct connection { /* as inet_diag names it: all in network order */
 	u16 local_port;
 	u16 remote_port;
+	u32 local[4]; /* an IPv4 address is the first word */
+	u32 remote[4];
 };
 
 struct cell {
 	u64 count;
 	u64 sum_us;
+	u64 slots[SLOTS]; /* two linear steps per power of two */
 	u64 mark; /* when the sampled segment was sent: tells a new sample from an old one */
 	u32 max_us;
 	u32 last_us;
-	u32 slots[SLOTS]; /* two linear steps per power of two */
 };
 
 BPF_TABLE("lru_hash", struct connection, struct cell, cells, MAX_CELLS);
@@ -107,24 +107,20 @@ static inline int identify(void *sk, struct connection *key)
 	bpf_probe_read_kernel(&inum, sizeof(inum), *(void **)(c + OFF_NET) + OFF_INUM);
 	if (inum != NETNS)
 		return 0;
-	key->local_port = *(u16 *)(c + OFF_NUM);
-	if (!wanted_port(key->local_port))
+	if (!wanted_port(*(u16 *)(c + OFF_NUM)))
 		return 0;
-	key->remote_port = bpf_ntohs(*(u16 *)(c + OFF_DPORT));
+	key->local_port = bpf_htons(*(u16 *)(c + OFF_NUM));
+	key->remote_port = *(u16 *)(c + OFF_DPORT);
 	family = *(u16 *)(c + OFF_FAMILY);
 	if (family == AF_INET) {
-		*(u32 *)(key->local + 8) = *(u32 *)(key->remote + 8) = bpf_htonl(0xffff);
-		*(u32 *)(key->local + 12) = *(u32 *)(c + OFF_SADDR);
-		*(u32 *)(key->remote + 12) = *(u32 *)(c + OFF_DADDR);
+		key->local[0] = *(u32 *)(c + OFF_SADDR);
+		key->remote[0] = *(u32 *)(c + OFF_DADDR);
 		return 1;
 	}
 	if (family != AF_INET6)
 		return 0;
-#pragma unroll
-	for (int i = 0; i < 16; i += 4) {
-		*(u32 *)(key->local + i) = *(u32 *)(c + OFF_SADDR6 + i);
-		*(u32 *)(key->remote + i) = *(u32 *)(c + OFF_DADDR6 + i);
-	}
+	__builtin_memcpy(key->local, c + OFF_SADDR6, sizeof(key->local));
+	__builtin_memcpy(key->remote, c + OFF_DADDR6, sizeof(key->remote));
 	return 1;
 }
 #endif
@@ -220,6 +216,7 @@ int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
 #ifdef HOOK_SOCK_OPS
 /* The verifier rejects a context pointer that a branch chose: load each field in its place. */
 #define FIELD(name) (*(volatile u32 *)&ops->name)
+#define REMOTE_PORT_SHIFT 16 /* the port's two bytes are the last of four, on little-endian */
 
 int on_sock_ops(struct bpf_sock_ops *ops)
 {
@@ -244,18 +241,17 @@ int on_sock_ops(struct bpf_sock_ops *ops)
 			 FIELD(remote_ip6[3])};
 	u32 local4 = FIELD(local_ip4), remote4 = FIELD(remote_ip4);
 
-	key.local_port = ops->local_port;
-	if (!wanted_port(key.local_port))
+	if (!wanted_port(ops->local_port))
 		return 1;
-	key.remote_port = bpf_ntohl(ops->remote_port);
+	key.local_port = bpf_htons(ops->local_port);
+	key.remote_port = ops->remote_port >> REMOTE_PORT_SHIFT;
 	if (ops->family == AF_INET) {
-		local[0] = local[1] = remote[0] = remote[1] = 0;
-		local[2] = remote[2] = bpf_htonl(0xffff);
-		local[3] = local4;
-		remote[3] = remote4;
+		key.local[0] = local4;
+		key.remote[0] = remote4;
+	} else {
+		__builtin_memcpy(key.local, local, sizeof(local));
+		__builtin_memcpy(key.remote, remote, sizeof(remote));
 	}
-	__builtin_memcpy(key.local, local, sizeof(local));
-	__builtin_memcpy(key.remote, remote, sizeof(remote));
 	us = ops->args[0];
 	if (!us) {
 		u32 zero = 0;

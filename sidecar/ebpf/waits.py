@@ -13,14 +13,14 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import struct
+import resource
 from typing import TYPE_CHECKING, NamedTuple
 
-from sidecar.ebpf import syscall
+from sidecar.ebpf import lanes, syscall
 from sidecar.ebpf.loader import Attach, Candidate, Loaded
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ BUCKET_EDGES_SECONDS: tuple[float, ...] = tuple(
 """Upper edge of each bucket but the last, which has none."""
 
 MAX_THREADS = 4096
-_HISTOGRAM = struct.Struct(f"={1 + _BUCKETS}Q")
+_HISTOGRAM = 1 + _BUCKETS  # sum, counts
 # x86: arch/x86/entry/syscalls/syscall_64.tbl; others: include/uapi/asm-generic/unistd.h.
 _FUTEX = {"x86_64": 202}.get(platform.machine(), 98)
 _FUTEX_WAITV, _FUTEX_WAIT = 449, 455
@@ -45,11 +45,22 @@ class Waits(NamedTuple):
 
 
 class ProcessWaits(NamedTuple):
-    """What the threads of a process waited for, since it was first watched."""
+    """What threads waited for."""
 
     futex: Waits
     preempt: Waits
     wakeup: Waits
+
+    @classmethod
+    def unpack(cls, vector: int) -> ProcessWaits:
+        """From what `WaitProbe.read` returns and callers may have added up (see `lanes`)."""
+        values = lanes.unpack(vector, 3 * _HISTOGRAM)
+        return cls(
+            *(
+                Waits(values[at] / 1e9, values[at + 1 : at + _HISTOGRAM])
+                for at in range(0, 3 * _HISTOGRAM, _HISTOGRAM)
+            )
+        )
 
 
 def candidate(*, proc: str = "/proc") -> Candidate:
@@ -89,9 +100,13 @@ class WaitProbe:
 
     def __init__(self, loaded: Loaded, *, proc: str = "/proc") -> None:
         self._loaded = loaded
+        self._processes = loaded.maps["processes"]
+        self._ledger = lanes.Ledger()
         self._proc = proc
         self._events: dict[int, list[int]] = {}
         self._complained = False
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor a thread
 
     def watch(self, pids: Collection[int]) -> None:
         """Makes these processes, and no others, the watched ones.
@@ -107,24 +122,27 @@ class WaitProbe:
             for event in self._events.pop(gone):
                 os.close(event)
                 orphaned = True  # what its threads started is not followed any more
-            self._loaded.maps["processes"].delete(gone.to_bytes(4, "little"))
+            key = gone.to_bytes(4, "little")
+            self._processes.delete(key)
+            self._ledger.forget(key)
         for pid in pids:
             if pid not in self._events and self._followed(pid) and not orphaned:
                 self._events[pid] = []
             elif pid not in self._events or (orphaned and not self._events[pid]):
                 self._events[pid] = self._open(pid)
 
-    def read(self) -> Mapping[int, ProcessWaits]:
-        """The histograms by process id."""
-        return {
-            int.from_bytes(key, "little"): ProcessWaits(
-                *(
-                    Waits(total / 1e9, tuple(counts))
-                    for total, *counts in _HISTOGRAM.iter_unpack(view)
-                )
-            )
-            for key, view in self._loaded.maps["processes"].items()
-        }
+    def read(self) -> list[tuple[int, int]]:
+        """What was added since the last read: process id and vector (`ProcessWaits.unpack`).
+
+        Processes that a watched one started are listed too, under their own ids.
+        """
+        self._ledger.begin()
+        grown = []
+        for key, value in self._processes.items():
+            growth = self._ledger.grown(key, int.from_bytes(value, "little"))
+            if growth:
+                grown.append((int.from_bytes(key, "little"), growth))
+        return grown
 
     def close(self) -> None:
         """Lets all processes go."""
@@ -133,7 +151,7 @@ class WaitProbe:
 
     def _followed(self, pid: int) -> bool:
         """Whether the process is followed already, as the child of a watched one."""
-        return self._loaded.maps["processes"].get(pid.to_bytes(4, "little")) is not None
+        return self._processes.get(pid.to_bytes(4, "little")) is not None
 
     def _open(self, pid: int) -> list[int]:
         events: list[int] = []
