@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("kitty.kernel")
 
 RETRY_SECONDS = 60.0
-_PASSING = frozenset({loader.Reason.MEMORY, loader.Reason.TIMEOUT, loader.Reason.ERROR})
 HISTOGRAMS = {
     "futex": (
         "proc_futex_wait_duration_seconds",
@@ -189,7 +188,7 @@ class KernelCollector:
         if self._thread is not None and self._thread.is_alive():
             return False
         passing = self._results and all(
-            isinstance(result, loader.Refused) and result.reason in _PASSING
+            isinstance(result, loader.Refused) and result.reason in loader.TRANSIENT
             for result in self._results.values()
         )
         if self._thread is None or (passing and self._clock() - self._loaded_at > RETRY_SECONDS):

@@ -6,8 +6,6 @@ counted per connection in the kernel; connections belong to ranks by the socket 
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,35 +18,28 @@ from prometheus_client.core import (
 )
 
 from sidecar.collectors.base import Reason, UnavailableError
-from sidecar.ebpf import cgroups, lanes, loader, rtt
-from sidecar.sources.sockdiag import LISTEN, TcpCounters, counters, smoothed_rtt
+from sidecar.ebpf import lanes, rtt
+from sidecar.ebpf.selection import HookSelection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from prometheus_client import Metric
 
+    from sidecar.ebpf.loader import Loader
     from sidecar.pod import Pod
     from sidecar.sources.sockets import SocketSnapshot, SocketTable
-
-LOG = logging.getLogger("kitty.rtt")
 
 LABELS = ("rank", "node", "job")
 KEEP_SECONDS = 5.0
 """How long a window's mean is served when later windows had no samples."""
 UNKNOWN_SECONDS = 2.0
 """After that long a connection that no socket dump showed is taken for the pod's own."""
-SILENT_DUMPS = 10
-"""A hook that delivers nothing between so many socket dumps that show traffic is given up."""
-RETRY_SECONDS = 60.0
-SETTLE_SECONDS = 5.0
-"""How long containers that start get before their cgroups are looked for once more."""
 PEERS = 16
 PEERS_KEPT = 1024
 OWNERS_KEPT = 8192
 # Every second power of two of the kernel's slots, coarser at the end: 12 buckets with +Inf.
 _EXPORTED_US = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 262144)
-_PASSING = frozenset({Reason.MEMORY, Reason.TIMEOUT, Reason.ERROR})
 
 
 @dataclass(slots=True)
@@ -89,7 +80,7 @@ class RttCollector:
         self,
         pod: Pod,
         sockets: SocketTable | None,
-        load: loader.Loader,
+        load: Loader,
         *,
         hook: str = rtt.AUTO,
         own_port: Callable[[], int] = lambda: 0,
@@ -98,7 +89,14 @@ class RttCollector:
     ) -> None:
         self._pod = pod
         self._sockets = sockets
-        self._selection = _Selection(pod, sockets, load, hook=hook, proc=proc, clock=clock)
+        self._hooks = HookSelection(
+            load,
+            hook=hook,
+            watched=lambda: pod.view.watched,
+            snapshot=lambda: sockets.snapshot if sockets else None,
+            proc=proc,
+            clock=clock,
+        )
         self._own_port = own_port
         self._clock = clock
         self._snapshot: SocketSnapshot | None = None
@@ -115,8 +113,11 @@ class RttCollector:
         Raises:
             UnavailableError: the hook that was asked for cannot be used here.
         """
-        probe = self._selection.probe()
+        probe = self._hooks.probe()
         if probe is None:
+            refused = self._hooks.refused
+            if refused is not None:
+                raise UnavailableError(Reason(refused.reason), refused.detail)
             return
         now = self._clock()
         snapshot = self._sockets.snapshot if self._sockets else None
@@ -138,7 +139,7 @@ class RttCollector:
                 windows[owner] = windows.get(owner, 0) + growth
         for owner, vector in windows.items():
             self._windows[owner] = (lanes.second(vector) / lanes.first(vector), now)
-        self._selection.watch(delivered=bool(grown), snapshot=snapshot)
+        self._hooks.watch(delivered=bool(grown))
         self._published = _Published(
             probe.hook,
             probe.raw() if grown else self._published.raw,
@@ -149,7 +150,7 @@ class RttCollector:
 
     def close(self) -> None:
         """Detaches the hook."""
-        self._selection.close()
+        self._hooks.close()
 
     def _owner(self, key: bytes) -> str | None:
         """The rank of a connection; empty for the pod's own, None while unknown."""
@@ -199,7 +200,7 @@ class RttCollector:
     def collect(self) -> Iterator[Metric]:
         """Yields the gauge, the histogram, the matrix of peers and which hook is at work."""
         published, view, node = self._published, self._pod.view, self._pod.config.node
-        yield from self._selection.collect(node, view.job, published)
+        yield from self._state(node, view.job)
         jobs = {"": view.job, **{rank.rank: rank.job for rank in view.ranks}}
         gauge = GaugeMetricFamily(
             "net_tcp_rtt_us",
@@ -231,93 +232,19 @@ class RttCollector:
             samples = rtt.Samples.unpack(vector)
             histogram.add_metric(labels, _buckets(samples), sum_value=samples.sum_us / 1e6)
             for address, both in self._busiest(name, published.peers.get(name, {})):
-                peers.add_metric(
-                    (*labels, address), lanes.first(both), lanes.second(both) / 1e6
-                )
+                peers.add_metric((*labels, address), lanes.first(both), lanes.second(both) / 1e6)
         yield from (histogram, peers)
 
-    def _busiest(self, rank: str, peers: Mapping[str, int]) -> list[tuple[str, int]]:
-        """The peers that the traffic families show as well, else those with most samples."""
-        snapshot = self._snapshot
-        ranked = snapshot.ranks.get(rank) if snapshot else None
-        if ranked is not None:
-            return sorted((name, both) for name, both in peers.items() if name in ranked.peers)
-        most = sorted(peers.items(), key=lambda item: lanes.first(item[1]), reverse=True)
-        return sorted(most[:PEERS])
-
-
-class _Selection:
-    """Which hook is at work: loads it in a thread of its own, gives up one that is silent."""
-
-    def __init__(
-        self,
-        pod: Pod,
-        sockets: SocketTable | None,
-        load: loader.Loader,
-        *,
-        hook: str,
-        proc: str,
-        clock: Callable[[], float],
-    ) -> None:
-        self._pod = pod
-        self._sockets = sockets
-        self._load = load
-        self._hook = hook
-        self._proc = proc
-        self._clock = clock
-        self._host_network = rtt.in_host_network(proc=proc)
-        self._probe: rtt.RttProbe | None = None
-        self._refused: loader.Refused | None = None
-        self._passed_over: dict[str, loader.PassedOver] = {}
-        self._thread: threading.Thread | None = None
-        self._loaded_at = 0.0
-        self._cgroups: tuple[str, ...] = ()
-        self._ports: frozenset[int] = frozenset()
-        self._traffic = 0
-        self._silent = 0
-
-    def probe(self) -> rtt.RttProbe | None:
-        """The hook at work; None while it is being loaded.
-
-        Raises:
-            UnavailableError: the hook asked for cannot be used.
-        """
-        if self._thread is not None and self._thread.is_alive():
-            return None
-        if self._probe is None and (self._thread is None or self._try_again()):
-            self._start(after=None)
-            return None
-        if self._probe is None and self._refused is not None:
-            raise UnavailableError(Reason(self._refused.reason), self._refused.detail)
-        if self._probe is not None and self._better_now():
-            self._start(after=None)
-        return self._probe
-
-    def watch(self, *, delivered: bool, snapshot: SocketSnapshot | None) -> None:
-        """Keeps a hook's ports current, and gives it up where it is silent."""
-        if isinstance(self._probe, rtt.KernelProbe) and snapshot is not None:
-            if self._host_network:
-                self._tell_ports(self._probe, snapshot)
-            self._check(self._probe, delivered, snapshot)
-
-    def close(self) -> None:
-        """Detaches."""
-        if self._thread is not None:
-            self._thread.join()
-        if self._probe is not None:
-            self._probe.close()
-
-    def collect(self, node: str, job: str, published: _Published) -> Iterator[Metric]:
-        """Yields which hook is at work and which were passed over."""
-        if published.hook:
-            way, _, name = published.hook.rpartition(":")
+    def _state(self, node: str, job: str) -> Iterator[Metric]:
+        if self._published.hook:
+            way, _, name = self._published.hook.rpartition(":")
             yield InfoMetricFamily(
                 "kitty_rtt_hook",
                 "Where round-trip times come from; raw: single measurements, not smoothed ones.",
                 value={
                     "hook": name,
                     "attached_by": way,
-                    "raw": str(published.raw).lower(),
+                    "raw": str(self._published.raw).lower(),
                     "node": node,
                     "job": job,
                 },
@@ -327,98 +254,18 @@ class _Selection:
             "Hooks that come first in order but are not in use, and why.",
             labels=["hook", "reason", "node", "job"],
         )
-        for over in tuple(self._passed_over.values()):
+        for over in tuple(self._hooks.passed_over.values()):
             passed.add_metric([over.name, over.reason, node, job], 1)
         yield passed
 
-    def _start(self, *, after: str | None) -> None:
-        self._loaded_at = self._clock()
-        self._cgroups = cgroups.directories(sorted(self._pod.view.watched), proc=self._proc)
-        self._thread = threading.Thread(
-            target=self._choose, args=(after,), name="rtt-loader", daemon=True
-        )
-        self._thread.start()
-
-    def _choose(self, after: str | None) -> None:
-        scope = rtt.Scope.own(proc=self._proc, cgroups=self._cgroups)
-        candidates = rtt.candidates(scope, hook=self._hook, after=after)
-        result = self._load.load(candidates)[0] if candidates else None
-        if result is not None:
-            for over in result.passed_over:
-                self._pass_over(over)
-        previous = self._probe
-        if isinstance(result, loader.Loaded):
-            self._probe = rtt.KernelProbe(result)
-            LOG.info("rtt: hook %s (loader peak %d MiB)", result.name, result.peak_kib >> 10)
-        elif self._hook in {rtt.AUTO, rtt.POLLING} and self._sockets is not None:
-            if result is not None and not result.passed_over:
-                LOG.warning("rtt: no eBPF: %s: %s", result.reason, result.detail)
-            if isinstance(previous, rtt.PollingProbe):
-                return
-            self._probe = rtt.PollingProbe(self._connections)
-            LOG.info("rtt: hook %s, smoothed figures only", rtt.POLLING)
-        else:
-            detail = "no cgroup v2 directory of a watched process is visible"
-            self._refused = result or loader.Refused(loader.Reason.UNSUPPORTED, detail)
-        if previous is not None and previous is not self._probe:
-            previous.close()
-
-    def _pass_over(self, over: loader.PassedOver) -> None:
-        if over.name not in self._passed_over:
-            LOG.info("rtt: hook %s passed over: %s: %s", over.name, over.reason, over.detail)
-        self._passed_over[over.name] = over
-
-    def _try_again(self) -> bool:
-        if self._refused is None:
-            return False
-        passing = Reason(self._refused.reason) in _PASSING
-        return (
-            passing and self._clock() - self._loaded_at > RETRY_SECONDS
-        ) or self._cgroups_appeared()
-
-    def _better_now(self) -> bool:
-        """Whether polling can give way to sock_ops: the watched containers came later."""
-        return (
-            isinstance(self._probe, rtt.PollingProbe)
-            and self._hook == rtt.AUTO
-            and self._cgroups_appeared()
-        )
-
-    def _cgroups_appeared(self) -> bool:
-        return (
-            self._hook in {rtt.AUTO, "sock_ops"}
-            and not self._cgroups
-            and bool(self._pod.view.watched)
-            and self._clock() - self._loaded_at > SETTLE_SECONDS
-        )
-
-    def _tell_ports(self, probe: rtt.KernelProbe, snapshot: SocketSnapshot) -> None:
-        ports = frozenset(
-            sock.local_port for sock in snapshot.sockets if sock.key in snapshot.rank_of
-        )
-        if ports != self._ports:
-            self._ports = ports
-            probe.own_ports(ports)
-
-    def _check(self, probe: rtt.KernelProbe, delivered: bool, snapshot: SocketSnapshot) -> None:
-        delivered_bytes = TcpCounters._fields.index("delivered_bytes")
-        traffic = sum(ranked.totals[delivered_bytes] for ranked in snapshot.ranks.values())
-        if delivered:
-            self._silent = 0
-        elif traffic > self._traffic:
-            self._silent += 1
-        self._traffic = traffic
-        if self._silent > SILENT_DUMPS and self._hook == rtt.AUTO:
-            self._silent = 0
-            name, reason = probe.hook, loader.Reason.SILENT
-            self._pass_over(loader.PassedOver(name, reason, "attached, but delivers nothing"))
-            self._start(after=name.rpartition(":")[2])
-
-    def _connections(self) -> Iterator[tuple[bytes, int, int]]:
-        snapshot = self._sockets.snapshot if self._sockets else None
-        for sock in snapshot.sockets if snapshot else ():
-            if sock.state != LISTEN and sock.key in snapshot.rank_of:
-                yield sock.key, smoothed_rtt(sock.info), counters(sock.info).delivered_bytes
+    def _busiest(self, rank: str, peers: Mapping[str, int]) -> list[tuple[str, int]]:
+        """The peers that the traffic families show as well, else those with most samples."""
+        snapshot = self._snapshot
+        ranked = snapshot.ranks.get(rank) if snapshot else None
+        if ranked is not None:
+            return sorted((name, both) for name, both in peers.items() if name in ranked.peers)
+        most = sorted(peers.items(), key=lambda item: lanes.first(item[1]), reverse=True)
+        return sorted(most[:PEERS])
 
 
 def _buckets(samples: rtt.Samples) -> Sequence[tuple[str, float]]:

@@ -27,7 +27,6 @@ def unpack(vector: int, length: int) -> tuple[int, ...]:
     return struct.unpack(f"<{length}Q", vector.to_bytes(8 * length, "little"))
 
 
-
 class Ledger:
     """Turns totals into growth since they were last seen, for every key of a map."""
 

@@ -48,6 +48,10 @@ class Reason(StrEnum):
     SILENT = "silent"  # of a hook: attached, yet nothing came while traffic flowed
 
 
+TRANSIENT = frozenset({Reason.MEMORY, Reason.TIMEOUT, Reason.ERROR})
+"""Reasons that may pass: worth another try later."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attach:
     """One program and the place it is attached to.
@@ -176,8 +180,7 @@ class Loader:
         Blocks for 0.3-0.6 s, at most for the deadline.
         """
         with self._lock:
-            results = self._load(groups)
-        return results
+            return self._load(groups)
 
     def _load(self, groups: Sequence[Sequence[Candidate]]) -> list[Loaded | Refused]:
         free = headroom(proc=self._proc, sys=self._sys)

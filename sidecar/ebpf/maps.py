@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sidecar.ebpf import syscall
@@ -94,10 +95,8 @@ class BpfMap:
     def delete(self, key: bytes) -> None:
         """Removes an entry, if it is there."""
         self._key.raw = key
-        try:
+        with suppress(FileNotFoundError):
             self._element(syscall.BPF_MAP_DELETE_ELEM, None, 0)
-        except FileNotFoundError:
-            pass
 
     def _element(self, command: int, value: syscall.Buffer | None, flags: int) -> None:
         at = syscall.address(value) if value is not None else 0

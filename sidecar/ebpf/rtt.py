@@ -21,7 +21,7 @@ import socket
 import struct
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sidecar.ebpf import lanes
 from sidecar.ebpf.loader import Attach, Candidate, Loaded
@@ -52,7 +52,8 @@ SLOT_EDGES_US: tuple[int, ...] = (
 """Upper edge (us, exclusive) of each slot of `RttCell.slots` but the last, which has none."""
 
 
-class Samples(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Samples:
     """Samples added up; `slots` counts them by size, see `SLOT_EDGES_US`."""
 
     count: int
@@ -132,7 +133,7 @@ def candidates(scope: Scope, *, hook: str = AUTO, after: str | None = None) -> l
         hook: one of `HOOKS`, or `auto`.
         after: leave out this hook and those before it.
     """
-    wanted = HOOKS if hook == AUTO else (hook,)
+    wanted: tuple[str, ...] = HOOKS if hook == AUTO else (hook,)
     if after is not None:
         wanted = tuple(h for h in wanted if HOOKS.index(h) > HOOKS.index(after))
     found: list[Candidate] = []
@@ -147,9 +148,14 @@ def candidates(scope: Scope, *, hook: str = AUTO, after: str | None = None) -> l
                     f"fentry:{function}",
                     {define: 1, "FENTRY": 1},
                     (Attach(function, "fentry", function),),
+                    _SOCK_OFFSETS,
                 ),
                 _candidate(
-                    scope, f"kprobe:{function}", {define: 1}, (Attach(entry, "kprobe", function),)
+                    scope,
+                    f"kprobe:{function}",
+                    {define: 1},
+                    (Attach(entry, "kprobe", function),),
+                    _SOCK_OFFSETS,
                 ),
             ]
     if "tcp_probe" in wanted:
@@ -160,6 +166,7 @@ def candidates(scope: Scope, *, hook: str = AUTO, after: str | None = None) -> l
                 {"HOOK_TCP_PROBE": 1},
                 (Attach("on_tcp_probe", "raw_tracepoint", "tcp_probe"),),
                 {
+                    **_SOCK_OFFSETS,
                     "OFF_RACK_MSTAMP": "tcp_sock.rack.mstamp",
                     "OFF_RACK_RTT": "tcp_sock.rack.rtt_us",
                 },
@@ -168,7 +175,7 @@ def candidates(scope: Scope, *, hook: str = AUTO, after: str | None = None) -> l
     if "sock_ops" in wanted and scope.cgroups and scope.netns_cookie is not None:
         attach = tuple(Attach("on_sock_ops", "sock_ops", path) for path in scope.cgroups)
         defines = {"HOOK_SOCK_OPS": 1, "NETNS_COOKIE": scope.netns_cookie}
-        found.append(_candidate(scope, "sock_ops", defines, attach, offsets=None))
+        found.append(_candidate(scope, "sock_ops", defines, attach))
     return found
 
 
@@ -190,7 +197,7 @@ def _candidate(
     name: str,
     defines: Mapping[str, int],
     attach: tuple[Attach, ...],
-    offsets: Mapping[str, str] | None = {},  # noqa: B006 # never written
+    offsets: Mapping[str, str] | None = None,
 ) -> Candidate:
     everywhere = {"NETNS": scope.netns, **({"HOST_PORTS": 1} if scope.host_network else {})}
     return Candidate(
@@ -199,7 +206,7 @@ def _candidate(
         attach=attach,
         maps=("cells", "ports", "smoothed"),
         defines={**everywhere, **defines},
-        offsets={} if offsets is None else {**_SOCK_OFFSETS, **offsets},
+        offsets=offsets or {},
     )
 
 

@@ -41,7 +41,7 @@ Buffer = ctypes.Array[ctypes.c_char]
 
 
 def bpf(command: int, attr: Buffer) -> int:
-    """One bpf(2) call; returns its result, raises OSError with its errno."""
+    """Returns what the system call returned; raises OSError with its errno."""
     result: int = _libc.syscall(_BPF, command, attr, len(attr))
     if result < 0:
         number = ctypes.get_errno()

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _BUCKETS = 12
-BUCKET_EDGES_SECONDS: tuple[float, ...] = tuple(
-    (4096 << 2 * i) / 1e9 for i in range(_BUCKETS - 1)
-)
+BUCKET_EDGES_SECONDS: tuple[float, ...] = tuple((4096 << 2 * i) / 1e9 for i in range(_BUCKETS - 1))
 """Upper edge of each bucket but the last, which has none."""
 
 MAX_THREADS = 4096
@@ -167,9 +165,7 @@ class WaitProbe:
                     self._complain(f"more than {MAX_THREADS} threads")
                     break
                 try:
-                    events.append(
-                        syscall.context_switches(self._loaded.programs["on_leave"], tid)
-                    )
+                    events.append(syscall.context_switches(self._loaded.programs["on_leave"], tid))
                 except ProcessLookupError:
                     continue
                 except OSError as error:
