@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 NEEDED_BYTES = 200 << 20  # the child peaks at 125 MB; an OOM kill would take the container
-DEFAULT_DEADLINE_SECONDS = 30
+DEFAULT_DEADLINE_SECONDS = 60
 _CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
 _MAX_REPLY = 1 << 17
 _MAX_FDS = 253  # SCM_MAX_FD

@@ -59,6 +59,7 @@ class HookSelection:
         self._clock = clock
         self.refused: Refused | None = None
         self._probe: rtt.RttProbe | None = None
+        self._chosen: rtt.RttProbe | Refused | None = None
         self._passed_over: dict[str, PassedOver] = {}
         self._thread: threading.Thread | None = None
         self._started = 0.0
@@ -74,12 +75,18 @@ class HookSelection:
         return dict(self._passed_over)
 
     def probe(self) -> rtt.RttProbe | None:
-        """The hook at work; None while one is being loaded, or where none can be."""
-        if self._thread is not None and self._thread.is_alive():
-            return None
-        if self._thread is None or self._worth_another_try():
+        """The hook at work; None until the first one is loaded, or where none can be.
+
+        While another one is being loaded the present one stays at work.
+        """
+        if self._thread is None:
             self._start(after=None)
-            return None
+        elif not self._thread.is_alive():
+            if self._chosen is not None:
+                self._take(self._chosen)
+                self._chosen = None
+            elif self._worth_another_try():
+                self._start(after=None)
         return self._probe
 
     def watch(self, *, delivered: bool) -> None:
@@ -98,6 +105,7 @@ class HookSelection:
         """Detaches."""
         if self._thread is not None:
             self._thread.join()
+            self.probe()
         if self._probe is not None:
             self._probe.close()
 
@@ -115,22 +123,27 @@ class HookSelection:
         result = self._load.load(candidates)[0] if candidates else None
         for over in result.passed_over if result is not None else ():
             self._pass_over(over)
-        previous, self._probe, self.refused = self._probe, None, None
-        if previous is not None:
-            previous.close()
         if isinstance(result, Loaded):
-            self._probe = rtt.KernelProbe(result)
             self._passed_over.pop(result.name, None)
             LOG.info("hook %s is attached (loader peak %d MiB)", result.name, result.peak_kib >> 10)
+            self._chosen = rtt.KernelProbe(result)
         elif self._hook in {rtt.AUTO, rtt.POLLING} and self._snapshot() is not None:
-            self._probe = rtt.PollingProbe(self._connections)
             because = f"{result.reason}: {result.detail}" if result is not None else "asked for"
             LOG.warning("hook %s, smoothed figures only (%s)", rtt.POLLING, because)
             if result is not None and not result.passed_over:
-                self._passed_over["ebpf"] = PassedOver("ebpf", result.reason, result.detail)
+                self._pass_over(PassedOver("ebpf", result.reason, result.detail))
+            self._chosen = rtt.PollingProbe(self._connections)
         else:
             nothing = "no cgroup v2 directory of a watched process is visible"
-            self.refused = result or Refused(Reason.UNSUPPORTED, nothing)
+            self._chosen = result or Refused(Reason.UNSUPPORTED, nothing)
+
+    def _take(self, chosen: rtt.RttProbe | Refused) -> None:
+        if isinstance(chosen, rtt.PollingProbe) and isinstance(self._probe, rtt.PollingProbe):
+            return
+        if self._probe is not None:
+            self._probe.close()
+        self._probe = None if isinstance(chosen, Refused) else chosen
+        self.refused = chosen if isinstance(chosen, Refused) else None
 
     def _pass_over(self, over: PassedOver) -> None:
         if over.name not in self._passed_over:

@@ -64,8 +64,9 @@ mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t securityfs securityfs /sys/ker
 mkdir -p /run/netns; ip link set lo up; echo guest > /proc/sys/kernel/hostname
 cd {folder} || exit
 export PYTHONDONTWRITEBYTECODE=1
-{command} > "$out" 2>&1 < /dev/null
-echo "{status}$?" > "$out"
+exec > "$out" 2>&1 < /dev/null
+{command}
+echo "{status}$?"
 sync; echo o > /proc/sysrq-trigger; sleep 60
 """
 

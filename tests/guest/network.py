@@ -1,0 +1,63 @@
+"""Pairs of network namespaces joined by a veth, and processes in them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ADDRESS, PEER, PORT = "10.77.0.1", "10.77.0.2", 7000
+
+
+def call(*command: str) -> None:
+    """Runs a command that must succeed."""
+    subprocess.run(command, check=True)
+
+
+def enter(namespace: str) -> None:
+    """Moves the calling thread into a network namespace (os.setns came with Python 3.12)."""
+    with open(f"/run/netns/{namespace}", encoding="ascii") as file:
+        if ctypes.CDLL(None).setns(file.fileno(), 0):
+            raise OSError(f"setns {namespace}")
+
+
+class Pair:
+    """Two namespaces, `<name>` with ADDRESS and `<name>-peer` with PEER, where traffic runs."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.peer = name, f"{name}-peer"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        for namespace in (self.name, self.peer):
+            call("ip", "netns", "add", namespace)
+            call("ip", "-n", namespace, "link", "set", "lo", "up")
+        call("ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", self.peer)  # noqa: E501 # one command
+        for namespace, address in ((self.name, ADDRESS), (self.peer, PEER)):
+            call("ip", "-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
+            call("ip", "-n", namespace, "link", "set", "eth0", "up")
+        self.start(self.peer, [sys.executable, f"{HERE}/traffic.py", "serve", PEER, str(PORT)])
+        time.sleep(1)
+
+    def start(
+        self, namespace: str, command: list[str], **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Starts a process in a namespace."""
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", namespace, *command],
+            env={"PATH": os.environ["PATH"], **environment},
+        )
+        self.processes.append(process)
+        return process
+
+    def ping(self) -> list[str]:
+        """The command of the asking side."""
+        return [sys.executable, f"{HERE}/traffic.py", "ping", PEER, str(PORT)]
+
+    def shape(self, *netem: str) -> float:
+        """Sets the queue of the near side's interface, or with nothing removes it; gives when."""
+        words = ("replace", "dev", "eth0", "root", *netem) if netem else ("del", "dev", "eth0", "root")  # noqa: E501 # two forms side by side
+        call("tc", "-n", self.name, "qdisc", *words)
+        return time.monotonic()
