@@ -104,6 +104,7 @@ class RttCollector:
         self._pending: dict[bytes, _Pending] = {}
         self._ranks: dict[str, int] = {}
         self._peers: dict[str, dict[str, int]] = {}
+        self._names: dict[bytes, str] = {}
         self._windows: dict[str, tuple[float, float]] = {}
         self._published = _Published()
 
@@ -174,6 +175,8 @@ class RttCollector:
             del self._windows[name]
         if snapshot is not None and len(self._owners) > OWNERS_KEPT:
             self._owners = {k: v for k, v in self._owners.items() if k in snapshot.rank_of}
+        if len(self._names) > OWNERS_KEPT:
+            self._names.clear()
         if not self._pending:
             return
         shown = {sock.key for sock in snapshot.sockets} if snapshot else set()
@@ -192,7 +195,10 @@ class RttCollector:
     def _add(self, owner: str, key: bytes, growth: int) -> None:
         self._ranks[owner] = self._ranks.get(owner, 0) + growth
         peers = self._peers.setdefault(owner, {})
-        name = rtt.peer(key)
+        address = key[20:]
+        name = self._names.get(address)
+        if name is None:
+            name = self._names[address] = rtt.peer(key)
         if name in peers or len(peers) < PEERS_KEPT:
             # Peers need count and sum only.
             peers[name] = peers.get(name, 0) + (growth & (1 << 128) - 1)

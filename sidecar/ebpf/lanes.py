@@ -31,26 +31,28 @@ class Ledger:
     """Turns totals into growth since they were last seen, for every key of a map."""
 
     def __init__(self) -> None:
-        self._seen: dict[bytes, tuple[int, int]] = {}  # totals, round of their last change
+        self._seen: dict[bytes, tuple[bytes, int, int]] = {}  # content, totals, round of change
         self._round = 0
 
     def begin(self) -> None:
         """Starts a round of readings."""
         self._round += 1
 
-    def grown(self, key: bytes, totals: int) -> int:
+    def grown(self, key: bytes, content: bytes) -> int:
         """What was added since the last round; 0 where nothing was.
 
         A first counter that fell means that the map let the entry go and started anew.
         """
         before = self._seen.get(key)
         if before is None:
-            self._seen[key] = (totals, self._round)
-            return totals
-        if before[0] == totals:
+            totals = grown = int.from_bytes(content, "little")
+        elif before[0] == content:
             return 0
-        self._seen[key] = (totals, self._round)
-        return totals - before[0] if first(totals) >= first(before[0]) else totals
+        else:
+            totals = int.from_bytes(content, "little")
+            grown = totals - before[1] if first(totals) >= first(before[1]) else totals
+        self._seen[key] = (content, totals, self._round)
+        return grown
 
     def forget(self, key: bytes) -> None:
         """Starts anew with a key, whose entry was taken out of the map."""
@@ -59,7 +61,7 @@ class Ledger:
     def idle(self, rounds: int) -> list[bytes]:
         """Forgets, and returns, the keys that did not change for that many rounds."""
         last = self._round - rounds
-        keys = [key for key, (_, changed) in self._seen.items() if changed < last]
+        keys = [key for key, (_, _, changed) in self._seen.items() if changed < last]
         for key in keys:
             del self._seen[key]
         return keys

@@ -64,8 +64,8 @@ class BpfMap:
             os.close(self._fd)
             self._fd = -1
 
-    def items(self) -> Iterator[tuple[bytes, memoryview]]:
-        """Every entry; a value is valid until the next look-up.
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every entry, key and value.
 
         Entries that come or go meanwhile may or may not be seen.
         """
@@ -75,7 +75,7 @@ class BpfMap:
             for key in self._keys_one_by_one():
                 value = self.get(key)
                 if value is not None:
-                    yield key, memoryview(value)
+                    yield key, value
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key, or None."""
@@ -108,7 +108,7 @@ class BpfMap:
         self._keys = ctypes.create_string_buffer(capacity * self.key_size)
         self._values = ctypes.create_string_buffer(capacity * self.value_size)
 
-    def _items_by_batch(self) -> Iterator[tuple[bytes, memoryview]]:
+    def _items_by_batch(self) -> Iterator[tuple[bytes, bytes]]:
         first = True
         while True:
             try:
@@ -124,10 +124,10 @@ class BpfMap:
                     return
                 raise
             size, width = self.key_size, self.value_size
-            keys = memoryview(self._keys)
-            values = memoryview(self._values).cast("B")
+            keys = ctypes.string_at(self._keys, count * size)
+            values = ctypes.string_at(self._values, count * width)
             for i in range(count):
-                yield bytes(keys[i * size : i * size + size]), values[i * width : i * width + width]
+                yield keys[i * size : i * size + size], values[i * width : i * width + width]
             if last:
                 if first and count * 2 > self._capacity < self.max_entries:
                     self._reserve(min(self._capacity * 2, self.max_entries))

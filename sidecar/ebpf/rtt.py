@@ -258,7 +258,7 @@ class KernelProbe:
         ledger.begin()
         grown = []
         for key, value in self._cells.items():
-            growth = ledger.grown(key, int.from_bytes(value[:_COUNTERS], "little"))
+            growth = ledger.grown(key, value[:_COUNTERS])
             if growth:
                 grown.append((key, growth))
         self._reads += 1

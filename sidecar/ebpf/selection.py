@@ -165,7 +165,7 @@ class HookSelection:
 
     def _tell_ports(self, probe: rtt.KernelProbe, snapshot: SocketSnapshot) -> None:
         ports = frozenset(
-            sock.local_port for sock in snapshot.sockets if sock.key in snapshot.rank_of
+            rtt.local_port(sock.key) for sock in snapshot.sockets if sock.key in snapshot.rank_of
         )
         if ports != self._ports:
             self._ports = ports

@@ -137,7 +137,7 @@ class WaitProbe:
         self._ledger.begin()
         grown = []
         for key, value in self._processes.items():
-            growth = self._ledger.grown(key, int.from_bytes(value, "little"))
+            growth = self._ledger.grown(key, value)
             if growth:
                 grown.append((int.from_bytes(key, "little"), growth))
         return grown

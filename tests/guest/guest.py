@@ -32,6 +32,7 @@ BOOT_MODULES = ("virtio_pci", "virtio_console", "virtiofs", "overlay", "virtio_r
 VIRTIOFSD = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd")
 # QEMU 7.2 garbles flags after the cmpxchg16b that newer kernels use.
 CPU = "max,cx16=off"
+FILES = "root.sock"
 STATUS = "guest-status "
 
 INIT = """\
@@ -137,7 +138,7 @@ def run(
         job.write_text(
             JOB.format(folder=shlex.quote(str(ROOT)), command=shlex.join(command), status=STATUS)
         )
-        files = work / "root.sock"
+        files = work / FILES
         log = stack.enter_context((work / "log").open("wb"))
         server = subprocess.Popen(
             _file_server(files), stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -145,7 +146,7 @@ def run(
         stack.callback(_end, server)
         _wait_for(files, server, work / "log")
         guest = subprocess.Popen(
-            _qemu(kernel, job, files, work, memory_mib, parameters),
+            _qemu(kernel, work, memory_mib=memory_mib, parameters=parameters),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -209,7 +210,9 @@ def _download(which: str, base: Path) -> Path:
 
 def _mirror() -> tuple[str, str]:
     release = dict(
-        line.split("=", 1) for line in Path("/etc/os-release").read_text().split("\n") if "=" in line
+        line.split("=", 1)
+        for line in Path("/etc/os-release").read_text().split("\n")
+        if "=" in line
     )
     codename = release.get("VERSION_CODENAME", "").strip('"')
     targets = _call(
@@ -240,9 +243,8 @@ def _boot_files(base: Path) -> None:
     modules.rename(base / "lib" / "modules" / release)
     _call(["depmod", "-b", str(base), release])
     names: list[str] = []
-    tree: dict[str, tuple[int, bytes]] = {
-        name: (0o040755, b"") for name in ("bin", "mod", "proc", "sys", "dev", "ro", "rw", "new")
-    }
+    folders = ("bin", "mod", "proc", "sys", "dev", "ro", "rw", "new")
+    tree: dict[str, tuple[int, bytes]] = dict.fromkeys(folders, (0o040755, b""))
     for module in BOOT_MODULES:
         wanted = subprocess.run(
             ["modprobe", "-d", str(base), "-S", release, "-D", module],
@@ -294,14 +296,12 @@ def _file_server(socket: Path) -> list[str]:
     return [path, f"--socket-path={socket}", *shared]
 
 
-def _qemu(
-    kernel: Kernel, job: Path, files: Path, work: Path, memory_mib: int, parameters: str
-) -> list[str]:
+def _qemu(kernel: Kernel, work: Path, *, memory_mib: int, parameters: str) -> list[str]:
     words = (
         "console=ttyS0 quiet loglevel=4 mitigations=off nokaslr tsc=reliable no_timer_check "
         "panic=-1 oops=panic audit=0 apparmor=0 nowatchdog random.trust_cpu=on "
         "cryptomgr.notests rcupdate.rcu_expedited=1 net.ifnames=0 "
-        f"guest_job={job} guest_modules={kernel.modules} {parameters}"
+        f"guest_job={work}/job.sh guest_modules={kernel.modules} {parameters}"
     )
     return [
         *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-nographic", "-no-reboot"),
@@ -310,7 +310,7 @@ def _qemu(
         *("-object", f"memory-backend-memfd,id=ram,size={memory_mib}M,share=on"),
         *("-kernel", str(kernel.image), "-initrd", str(kernel.initramfs), "-append", words),
         *("-chardev", f"file,id=console,path={work}/console", "-serial", "chardev:console"),
-        *("-chardev", f"socket,id=files,path={files}"),
+        *("-chardev", f"socket,id=files,path={work}/{FILES}"),
         *("-device", "vhost-user-fs-pci,chardev=files,tag=root,queue-size=512"),
         *("-device", "virtio-serial-pci", "-device", "virtio-rng-pci"),
         *("-chardev", f"file,id=out,path={work}/out"),
@@ -356,9 +356,7 @@ def main() -> int:
     if not arguments.command:
         parser.error("which command?")
     try:
-        result = run(
-            prepare(arguments.kernel), arguments.command, parameters=arguments.parameters
-        )
+        result = run(prepare(arguments.kernel), arguments.command, parameters=arguments.parameters)
     except GuestError as error:
         print(f"guest: {error}", file=sys.stderr)
         return 125

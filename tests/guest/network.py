@@ -34,7 +34,21 @@ class Pair:
         for namespace in (self.name, self.peer):
             call("ip", "netns", "add", namespace)
             call("ip", "-n", namespace, "link", "set", "lo", "up")
-        call("ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", self.peer)  # noqa: E501 # one command
+        call(
+            "ip",
+            "-n",
+            name,
+            "link",
+            "add",
+            "eth0",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            self.peer,
+        )  # one command
         for namespace, address in ((self.name, ADDRESS), (self.peer, PEER)):
             call("ip", "-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
             call("ip", "-n", namespace, "link", "set", "eth0", "up")
@@ -58,6 +72,8 @@ class Pair:
 
     def shape(self, *netem: str) -> float:
         """Sets the queue of the near side's interface, or with nothing removes it; gives when."""
-        words = ("replace", "dev", "eth0", "root", *netem) if netem else ("del", "dev", "eth0", "root")  # noqa: E501 # two forms side by side
+        words = (
+            ("replace", "dev", "eth0", "root", *netem) if netem else ("del", "dev", "eth0", "root")
+        )  # two forms side by side
         call("tc", "-n", self.name, "qdisc", *words)
         return time.monotonic()
