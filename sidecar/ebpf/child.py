@@ -191,7 +191,8 @@ def _attach(module: Any, kind: str, target: str, program: int) -> int | None:
 
 def _refusal(detail: str, said: str, number: int = 0) -> Refusal:
     """Names the likely cause of a refused load or attach."""
-    if "super-user" in detail:  # all that bcc says of EPERM
+    # All that bcc says of EPERM, of programs and of maps.
+    if "super-user" in detail or "not permitted" in said:
         number = errno.EPERM
     locked = _lockdown() == "confidentiality" or "bpf_probe_read_kernel" in said
     if locked and ("unknown func" in said or "cannot use helper" in said or number == errno.EPERM):
