@@ -1,4 +1,4 @@
-"""The loader and its child: what it hands over, what it leaves behind, what it says when it cannot."""
+"""The loader and its child: what they hand over, leave behind, and say when they cannot."""
 
 import ctypes
 import json
