@@ -25,6 +25,9 @@ NAMES = ("net_tcp_rtt_us", "net_tcp_retransmits_total", "net_tcp_out_segs_total"
 class Pod:
     """A pair with a rank in the near namespace, and a sidecar in the same PID namespace."""
 
+    hook = ""
+    interval = 0.0
+
     def __init__(self, name: str) -> None:
         self.pair = Pair(name)
         script = (
@@ -47,7 +50,9 @@ class Pod:
             if match and match[1] in NAMES:
                 found[match[1]] = float(match[2])
             elif line.startswith("kitty_rtt_hook_info"):
-                found["hook"] = line
+                self.hook = line
+            elif line.startswith('kitty_sample_interval_seconds{collector="rtt"'):
+                self.interval = float(line.rpartition(" ")[2])
         return found
 
     def wait(self, seconds: float) -> None:
@@ -69,7 +74,7 @@ class Pod:
             took = time.monotonic() - changed
             if low <= value <= high or took > 10:
                 return took, value
-            time.sleep(0.01)
+            time.sleep(0.1)
 
     def watch(self, seconds: float) -> dict[str, float]:
         """How the counters grow in a while, and the median of the gauge."""
@@ -88,11 +93,12 @@ def main() -> None:
     near, far = Pod("near"), Pod("far")
     near.wait(120)
     far.wait(120)
-    report: dict[str, object] = {"kernel": os.uname().release, "hook": near.read()["hook"]}
+    report: dict[str, object] = {"kernel": os.uname().release, "hook": near.hook}
     report["healthy"] = near.watch(3)
     report["rise"] = near.until(near.pair.shape("netem", "delay", "50ms"), 45_000, 70_000)
     report["delayed"] = near.watch(3)
     report["far_meanwhile"] = far.watch(1)
+    report["interval"] = near.interval
     report["fall"] = near.until(near.pair.shape(), 1, 10_000)
     near.pair.shape("netem", "loss", "5%")
     report["lossy"] = near.watch(6)
