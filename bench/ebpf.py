@@ -1,6 +1,6 @@
 """What eBPF costs: memory, reading, a busy connection, and everybody else on the node.
 
-`python bench/ebpf.py [rss] [read] [loopback] [node] [latency]`, as root; all of them without a
+`python bench/ebpf.py [rss] [read] [loopback] [node]`, as root; all of them without a
 name. Each figure is a median over alternating runs with and without; the machine should be idle.
 """
 
@@ -169,7 +169,7 @@ def node() -> None:
         sandboxes = [Sandbox() for _ in range(8)]
         measure()
         calls, switches = [], []
-        for _ in range(5):
+        for _ in range(4):
             before = [measure() for _ in range(3)]
             detach = _eight(sandboxes)
             during = [measure() for _ in range(5)]

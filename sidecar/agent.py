@@ -95,11 +95,10 @@ class Agent:
         self.config = config
         self._server: Server | None = None
         self.sources = Sources(config, own_port=lambda: self.port)
-        made = [
-            make(self.sources)
-            for name, make in COLLECTORS.items()
-            if name == "pod" or config.collectors is None or name in config.collectors
-        ]
+        wanted = COLLECTORS.keys() if config.collectors is None else {"pod", *config.collectors}
+        if "rtt" in wanted:
+            wanted |= {"tcp"}  # which rank a connection belongs to
+        made = [make(self.sources) for name, make in COLLECTORS.items() if name in wanted]
         self.rounds = tuple(Rounds(collector) for collector in made if collector is not None)
         self.sampler = Sampler(self.rounds)
         self.registry = CollectorRegistry(auto_describe=False)

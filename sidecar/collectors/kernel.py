@@ -104,6 +104,8 @@ class KernelCollector:
         """
         if not self._ready():
             return
+        if not self._results:
+            raise UnavailableError(Reason.ERROR, "the loader's thread ended early")
         loaded = {n: r for n, r in self._results.items() if isinstance(r, loader.Loaded)}
         view = self._pod.view
         self._read_waits(view)

@@ -240,7 +240,7 @@ class Loader:
                 data, fds = _receive(channel)
                 if not data:
                     break
-                results.append(_result(json.loads(data), fds))
+                results.append(_result(data, fds))
         except TimeoutError:
             trouble = (Reason.TIMEOUT, f"the loader did not answer in {self._deadline:g} s")
         except (OSError, ValueError) as error:
@@ -268,7 +268,13 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
-def _result(reply: dict[str, Any], fds: list[int]) -> Loaded | Refused:
+def _result(data: bytes, fds: list[int]) -> Loaded | Refused:
+    try:
+        reply = _parse(data, len(fds))
+    except ValueError:
+        for fd in fds:
+            os.close(fd)
+        raise
     passed_over = tuple(
         PassedOver(name, Reason(reason), detail) for name, reason, detail in reply["passed_over"]
     )
@@ -285,3 +291,10 @@ def _result(reply: dict[str, Any], fds: list[int]) -> Loaded | Refused:
         else:
             loaded.links.append(fd)
     return loaded
+
+
+def _parse(data: bytes, fds: int) -> dict[str, Any]:
+    reply: dict[str, Any] = json.loads(data)
+    if len(reply.get("fds", [])) != fds:
+        raise ValueError("descriptors are missing (limit of open files)")
+    return reply

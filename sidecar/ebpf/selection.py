@@ -113,11 +113,18 @@ class HookSelection:
         self._started = self._clock()
         self._cgroups = cgroups.directories(sorted(self._watched()), proc=self._proc)
         self._thread = threading.Thread(
-            target=self._choose, args=(after,), name="rtt-loader", daemon=True
+            target=self._run, args=(after,), name="rtt-loader", daemon=True
         )
         self._thread.start()
 
-    def _choose(self, after: str | None) -> None:
+    def _run(self, after: str | None) -> None:
+        try:
+            self._chosen = self._choose(after)
+        except Exception as error:
+            LOG.exception("choosing a hook failed")
+            self._chosen = Refused(Reason.ERROR, f"{type(error).__name__}: {error}")
+
+    def _choose(self, after: str | None) -> rtt.RttProbe | Refused:
         scope = rtt.Scope.own(proc=self._proc, cgroups=self._cgroups)
         candidates = rtt.candidates(scope, hook=self._hook, after=after)
         result = self._load.load(candidates)[0] if candidates else None
@@ -126,16 +133,15 @@ class HookSelection:
         if isinstance(result, Loaded):
             self._passed_over.pop(result.name, None)
             LOG.info("hook %s is attached (loader peak %d MiB)", result.name, result.peak_kib >> 10)
-            self._chosen = rtt.KernelProbe(result)
-        elif self._hook in {rtt.AUTO, rtt.POLLING} and self._snapshot() is not None:
+            return rtt.KernelProbe(result)
+        if self._hook in {rtt.AUTO, rtt.POLLING} and self._snapshot() is not None:
             because = f"{result.reason}: {result.detail}" if result is not None else "asked for"
             LOG.warning("hook %s, smoothed figures only (%s)", rtt.POLLING, because)
             if result is not None and not result.passed_over:
                 self._pass_over(PassedOver("ebpf", result.reason, result.detail))
-            self._chosen = rtt.PollingProbe(self._connections)
-        else:
-            nothing = "no cgroup v2 directory of a watched process is visible"
-            self._chosen = result or Refused(Reason.UNSUPPORTED, nothing)
+            return rtt.PollingProbe(self._connections)
+        needed = "socket dumps" if self._hook == rtt.POLLING else "a visible cgroup v2 directory"
+        return result or Refused(Reason.UNSUPPORTED, f"{self._hook} needs {needed}")
 
     def _take(self, chosen: rtt.RttProbe | Refused) -> None:
         if isinstance(chosen, rtt.PollingProbe) and isinstance(self._probe, rtt.PollingProbe):
@@ -152,8 +158,10 @@ class HookSelection:
 
     def _worth_another_try(self) -> bool:
         waited = self._clock() - self._started
-        if isinstance(self._probe, rtt.KernelProbe) or self._hook == rtt.POLLING:
+        if isinstance(self._probe, rtt.KernelProbe):
             return False
+        if self._hook in {rtt.AUTO, rtt.POLLING} and self._probe is None:
+            return self._snapshot() is not None  # polling has become possible
         # Containers may start after the agent: sock_ops needs their cgroups.
         appeared = not self._cgroups and self._hook in {rtt.AUTO, "sock_ops"}
         if appeared and waited > SETTLE_SECONDS and self._watched():

@@ -12,7 +12,7 @@ from tests.ebpf.conftest import BCC_PYTHON
 from tests.sidecar.sandbox import Page, Sandbox
 
 # A rank: connects to its own listener, on the port of its first argument, and exchanges a
-# message every 10 ms; waits in between for a lock. Ends with its stdin.
+# message, then waits for a lock as long as the second one says. Ends with its stdin.
 RANK = """
 import select, socket, sys, threading
 port = int(sys.argv[1])
@@ -22,13 +22,13 @@ lock = threading.Lock(); lock.acquire()
 print("up", flush=True)
 while not select.select([sys.stdin], [], [], 0)[0]:
     near.sendall(b"x" * 500); far.recv(1000); far.sendall(b"y"); near.recv(10)
-    lock.acquire(timeout=0.01)
+    lock.acquire(timeout=float(sys.argv[2]))
 """
 
 
-def rank(sandbox: Sandbox, number: int) -> None:
+def rank(sandbox: Sandbox, number: int, pause: float = 0.01) -> None:
     process = sandbox.python(
-        RANK, str(7000 + number), KITTY_WATCH="1", RANK=str(number), JOB_NAME="j"
+        RANK, str(7000 + number), str(pause), KITTY_WATCH="1", RANK=str(number), JOB_NAME="j"
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
@@ -79,25 +79,27 @@ def test_two_ranks_and_all_rows(load: loader.Loader, sandbox: Sandbox) -> None:
 
 
 def test_ranks_do_not_mix(load: loader.Loader, sandbox: Sandbox) -> None:
-    rank(sandbox, 0)
-    # The second rank has no connection.
-    sandbox.start("sleep", "600", env={"KITTY_WATCH": "1", "RANK": "1", "JOB_NAME": "j"})
-    sandbox.sidecar(KITTY_JOB="j", KITTY_COLLECTORS="tcp,rtt")
-    sandbox.until(shows(sandbox, "net_tcp_rtt_us", rank="0"), seconds=60)
-    first = sandbox.scrape()
-    sandbox.until(
-        lambda: growth(first, sandbox.scrape(), "kitty_tcp_rtt_seconds_count", rank="0") > 50
-    )
+    rank(sandbox, 0, pause=0.01)
+    rank(sandbox, 1, pause=0.2)
+    # The third rank has no connection.
+    sandbox.start("sleep", "600", env={"KITTY_WATCH": "1", "RANK": "2", "JOB_NAME": "j"})
+    sandbox.sidecar(KITTY_JOB="j", KITTY_COLLECTORS="rtt")
+    for number in ("0", "1"):
+        sandbox.until(shows(sandbox, "net_tcp_rtt_us", rank=number), seconds=60)
+    first, name = sandbox.scrape(), "kitty_tcp_rtt_seconds_count"
+    sandbox.until(lambda: growth(first, sandbox.scrape(), name, rank="1") >= 8)
     page = sandbox.scrape()
-    assert set(page.label("kitty_tcp_rtt_seconds_count", "rank")) <= {"0", ""}
-    assert page.label("net_tcp_rtt_us", "rank") == ["0"]
+    # Two samples an exchange, and about twenty exchanges of the one for each of the other.
+    assert growth(first, page, name, rank="0") > 4 * growth(first, page, name, rank="1")
+    assert "2" not in page.label(name, "rank")
+    assert set(page.label("net_tcp_rtt_us", "rank")) <= {"0", "1"}
 
 
 def test_the_gauge_goes_when_traffic_ends(load: loader.Loader, sandbox: Sandbox) -> None:
     rank(sandbox, 0)
     sandbox.sidecar(KITTY_JOB="j", KITTY_COLLECTORS="tcp,rtt")
     sandbox.until(shows(sandbox, "net_tcp_rtt_us", rank="0"), seconds=60)
-    [process] = [p for p in sandbox.processes if p.args[-2:] == [RANK, "7000"]]
+    [process] = [p for p in sandbox.processes if RANK in p.args]
     sandbox.signal(process, 19)  # SIGSTOP: the rank is there, its traffic is not
     sandbox.until(lambda: not sandbox.scrape().values("net_tcp_rtt_us"), seconds=15)
     assert sandbox.scrape().values("kitty_tcp_rtt_seconds_count", rank="0")
