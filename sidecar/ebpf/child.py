@@ -32,6 +32,7 @@ _KPROBE_PMU = "/sys/bus/event_source/devices/kprobe/type"
 _LOCKDOWN = "/sys/kernel/security/lockdown"
 _CAPABILITIES = {12: "NET_ADMIN", 38: "PERFMON", 39: "BPF"}
 _SYS_ADMIN = 21
+_NO_HELPER = ("unknown func", "cannot use helper")  # what the verifier says
 # enum bpf_prog_type, include/uapi/linux/bpf.h
 _PROGRAM_TYPES = {
     "kprobe": 2,
@@ -194,9 +195,12 @@ def _refusal(detail: str, said: str, number: int = 0) -> Refusal:
     # All that bcc says of EPERM, of programs and of maps.
     if "super-user" in detail or "not permitted" in said:
         number = errno.EPERM
-    locked = _lockdown() == "confidentiality" or "bpf_probe_read_kernel" in said
-    if locked and ("unknown func" in said or "cannot use helper" in said or number == errno.EPERM):
+    reading = [f"{words} bpf_probe_read_kernel" for words in _NO_HELPER]
+    refused = number == errno.EPERM or "Invalid argument" in detail
+    if any(text in said for text in reading) or (refused and _lockdown() == "confidentiality"):
         return Refusal("lockdown", f"{detail}: lockdown=confidentiality forbids reading the kernel")
+    if any(words in said for words in _NO_HELPER):
+        return Refusal("unsupported", f"{detail}: this kernel is too old ({said[-80:]})")
     if number in {errno.EPERM, errno.EACCES}:
         missing = _missing_capabilities()
         cause = f"needs {', '.join(missing)}" if missing else "the kernel's policy refuses it"
