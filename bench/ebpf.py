@@ -6,6 +6,7 @@ name. Each figure is a median over alternating runs with and without; the machin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import statistics
@@ -15,42 +16,48 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sidecar.ebpf import events, loader, rtt, waits  # noqa: E402 # needs the path above
+from sidecar.ebpf import events, loader, rtt, syscall, waits  # noqa: E402 # needs the path above
 from tests.sidecar.sandbox import Sandbox, inside  # noqa: E402 # same
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BYSTANDER = r"""
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
+#include <sys/wait.h>
 #include <unistd.h>
-static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t);
-                          return t.tv_sec + t.tv_nsec / 1e9; }
+/* CPU time, which other processes of a busy machine do not take part in. */
+static double seconds(struct timeval t) { return t.tv_sec + t.tv_usec / 1e6; }
+static double used(int who)
+{
+    struct rusage u;
+    getrusage(who, &u);
+    return seconds(u.ru_utime) + seconds(u.ru_stime);
+}
 int main(int argc, char **argv)
 {
-    int there[2], back[2], n = 200000; char c = 0; double begin;
+    int there[2], back[2], n = 20000; char c = 0; double begin;
     if (pipe(there) || pipe(back)) return 1;
-    begin = now();
-    for (int i = 0; i < 10 * n; i++) syscall(SYS_getppid);
-    printf("%f ", 10 * n / (now() - begin));
+    begin = used(RUSAGE_SELF);
+    for (int i = 0; i < 20 * n; i++) syscall(SYS_getppid);
+    printf("%f ", 20 * n / (used(RUSAGE_SELF) - begin));
+    fflush(stdout);
     if (!fork()) {
         close(there[1]);
         while (read(there[0], &c, 1) == 1 && write(back[1], &c, 1) == 1);
         _exit(0);
     }
-    begin = now();
+    begin = used(RUSAGE_SELF);
     for (int i = 0; i < n; i++)
         if (write(there[1], &c, 1) != 1 || read(back[0], &c, 1) != 1) return 1;
-    printf("%f\n", 2 * n / (now() - begin));
+    close(there[1]);
+    wait(NULL);
+    printf("%f\n", 2 * n / (used(RUSAGE_SELF) - begin + used(RUSAGE_CHILDREN)));
     return 0;
 }
 """
@@ -115,24 +122,12 @@ def read() -> None:
 
 
 def loopback() -> None:
-    """One connection as fast as it goes, with the RTT hook and without."""
+    """One connection as fast as it goes; the RTT hook comes and goes every 100 ms."""
     sandbox = Sandbox()
-    candidates = rtt.candidates(_scope(sandbox), hook="tcp_probe")
-    inside(sandbox.init, lambda: _throughput(0.5))
-    ratios = []
-    for _ in range(15):
-        without = inside(sandbox.init, lambda: _throughput(1))
-        [loaded] = load(candidates)
-        with_hook = inside(sandbox.init, lambda: _throughput(1))
-        loaded.close()
-        after = inside(sandbox.init, lambda: _throughput(1))
-        ratios.append(with_hook / ((without + after) / 2))
-    print(f"loopback: throughput with / without {statistics.median(ratios):.3f} {_spread(ratios)}")
-    sandbox.close()
-
-
-def _throughput(seconds: float) -> float:
-    near, far = _pair()
+    [loaded] = load(rtt.candidates(_scope(sandbox), hook="tcp_probe"))
+    program = loaded.programs["on_tcp_probe"]
+    os.close(loaded.links.pop())
+    near, far = inside(sandbox.init, _pair)
     taken = 0
 
     def take() -> None:
@@ -141,15 +136,37 @@ def _throughput(seconds: float) -> float:
         while size := far.recv_into(buffer):
             taken += size
 
-    taker = threading.Thread(target=take)
-    taker.start()
-    block, end = bytes(1 << 18), time.monotonic() + seconds
-    while time.monotonic() < end:
-        near.sendall(block)
+    def give() -> None:
+        block = bytes(1 << 18)
+        with contextlib.suppress(OSError):
+            while True:
+                near.sendall(block)
+
+    threads = [threading.Thread(target=work) for work in (take, give)]
+    for thread in threads:
+        thread.start()
+
+    def window() -> float:
+        began, before = time.monotonic(), taken
+        time.sleep(0.1)
+        return (taken - before) / (time.monotonic() - began)
+
+    window()
+    ratios = []
+    for _ in range(150):
+        before = window()
+        link = syscall.raw_tracepoint(program, "tcp_probe")
+        during = window()
+        os.close(link)
+        ratios.append(during / ((before + window()) / 2))
+    near.shutdown(socket.SHUT_RDWR)
+    for thread in threads:
+        thread.join()
     near.close()
-    taker.join()
     far.close()
-    return taken / seconds
+    loaded.close()
+    sandbox.close()
+    print(f"loopback: throughput with / without {_middle(ratios)}")
 
 
 def node() -> None:
@@ -167,45 +184,52 @@ def node() -> None:
             return float(said[0]), float(said[1])
 
         sandboxes = [Sandbox() for _ in range(8)]
+        eight = [_Programs(sandbox) for sandbox in sandboxes]
         measure()
         calls, switches = [], []
-        for _ in range(4):
-            before = [measure() for _ in range(3)]
-            detach = _eight(sandboxes)
-            during = [measure() for _ in range(5)]
-            detach()
-            after = [measure() for _ in range(3)]
+        for _ in range(60):
+            before = measure()
+            for programs in eight:
+                programs.attach()
+            during = measure()
+            for programs in eight:
+                programs.detach()
+            after = measure()
             for index, ratios in enumerate((calls, switches)):
-                bare = statistics.median(m[index] for m in before + after)
-                ratios.append(statistics.median(m[index] for m in during) / bare)
+                ratios.append(during[index] / ((before[index] + after[index]) / 2))
         for sandbox in sandboxes:
             sandbox.close()
-    print(f"node: syscall rate with / without {statistics.median(calls):.3f} {_spread(calls)}")
-    print(f"node: switch rate with / without {statistics.median(switches):.3f} {_spread(switches)}")
+    print(f"node: syscall rate with / without {_middle(calls)}")
+    print(f"node: switch rate with / without {_middle(switches)}")
 
 
-def _eight(sandboxes: list[Sandbox]) -> Callable[[], None]:
-    probes: list[waits.WaitProbe] = []
-    others: list[loader.Loaded] = []
-    sleepers = [subprocess.Popen(["sleep", "600"]) for _ in sandboxes]
-    for sandbox, sleeper in zip(sandboxes, sleepers, strict=True):
+class _Programs:
+    """All that one sidecar has in the kernel; it watches a process that sleeps."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        scope = _scope(sandbox)
         hook, wait, drop = load(
-            rtt.candidates(_scope(sandbox), hook="tcp_probe"),
+            rtt.candidates(scope, hook="tcp_probe"),
             [waits.candidate()],
-            [events.drop_candidate(_scope(sandbox).netns)],
+            [events.drop_candidate(scope.netns)],
         )
-        probes.append(waits.WaitProbe(wait))
-        probes[-1].watch([sleeper.pid])
-        others += [hook, drop]
+        self._raw = (
+            (hook.programs["on_tcp_probe"], "tcp_probe"),
+            (drop.programs["on_drop"], "kfree_skb"),
+        )
+        self._links = hook.links + drop.links
+        self._waits = waits.WaitProbe(wait)
+        self._sleeper = sandbox.holder.pid
+        self.detach()
 
-    def detach() -> None:
-        for probe in (*probes, *others):
-            probe.close()
-        for sleeper in sleepers:
-            sleeper.kill()
-            sleeper.wait()
+    def attach(self) -> None:
+        self._links = [syscall.raw_tracepoint(program, name) for program, name in self._raw]
+        self._waits.watch([self._sleeper])
 
-    return detach
+    def detach(self) -> None:
+        for link in self._links:
+            os.close(link)
+        self._waits.watch([])
 
 
 def _scope(sandbox: Sandbox) -> rtt.Scope:
@@ -221,8 +245,9 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return near, far
 
 
-def _spread(ratios: list[float]) -> str:
-    return f"({min(ratios):.3f}-{max(ratios):.3f}, {len(ratios)} pairs)"
+def _middle(ratios: list[float]) -> str:
+    low, median, high = statistics.quantiles(ratios, n=4)
+    return f"{median:.3f} (quartiles {low:.3f}-{high:.3f}, {len(ratios)} pairs)"
 
 
 BENCHES = {"rss": rss, "read": read, "loopback": loopback, "node": node}
