@@ -71,9 +71,10 @@ class Pair:
         return [sys.executable, f"{HERE}/traffic.py", "ping", PEER, str(PORT)]
 
     def shape(self, *netem: str) -> float:
-        """Sets the queue of the near side's interface, or with nothing removes it; gives when."""
-        words = (
-            ("replace", "dev", "eth0", "root", *netem) if netem else ("del", "dev", "eth0", "root")
-        )  # two forms side by side
-        call("tc", "-n", self.name, "qdisc", *words)
+        """Sets what the near side's link does to packets, by default nothing; gives when.
+
+        The queue is changed, never removed: its packets would be lost.
+        """
+        words = netem or ("delay", "0ms")
+        call("tc", "-n", self.name, "qdisc", "replace", "dev", "eth0", "root", "netem", *words)
         return time.monotonic()
