@@ -1,0 +1,136 @@
+"""Puts the agent together: sources, collectors, sampler, server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+
+import sidecar
+from sidecar.collectors.net import NetCollector
+from sidecar.collectors.pod import PodCollector
+from sidecar.collectors.process import ProcessCollector
+from sidecar.collectors.system import SystemCollector
+from sidecar.collectors.tcp import TcpCollector
+from sidecar.guard import Guard
+from sidecar.lifecycle import Lifecycle
+from sidecar.pod import Pod
+from sidecar.sampler import Rounds, Sampler
+from sidecar.sources.descriptors import DescriptorTable
+from sidecar.sources.errors import SourceError
+from sidecar.sources.processes import ProcessTable
+from sidecar.sources.procfs import ProcFS
+from sidecar.sources.sockdiag import SockDiag
+from sidecar.sources.sockets import SocketTable
+from sidecar.sources.system import SystemFS
+from sidecar.web import application, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from sidecar.collectors.base import Collector
+    from sidecar.config import Config
+    from sidecar.web import Server
+
+LOG = logging.getLogger("kitty")
+
+
+class Sources:
+    """What the collectors share. Each is made once; one that cannot be had is None."""
+
+    def __init__(self, config: Config, *, own_port: Callable[[], int]) -> None:
+        proc = str(config.proc)
+        procfs = ProcFS(proc)
+        self.proc = proc
+        self.pod = Pod(procfs, ProcessTable(procfs, pod_uid=config.pod_uid), config)
+        self.descriptors = DescriptorTable(proc)
+        self.system = SystemFS(proc)
+        self.sockets: SocketTable | None = None
+        try:
+            self.sockets = SocketTable(
+                SockDiag(), self.descriptors, view=lambda: self.pod.view, own_port=own_port
+            )
+        except SourceError as e:
+            LOG.warning("tcp: off: %s", e)
+
+
+COLLECTORS: dict[str, Callable[[Sources], Collector | None]] = {
+    "pod": lambda s: PodCollector(s.pod),
+    "tcp": lambda s: TcpCollector(s.pod, s.sockets) if s.sockets else None,
+    "net": lambda s: NetCollector(s.pod, s.sockets, proc=s.proc),
+    "system": lambda s: SystemCollector(s.pod, s.system, proc=s.proc),
+    "process": lambda s: ProcessCollector(s.pod, s.descriptors, proc=s.proc),
+}
+"""Every collector, in the order in which a round runs them: the pod's processes come first, then
+its sockets, which the others use. One line a collector; its name is that of its file."""
+
+
+class Agent:
+    """The running sidecar.
+
+    Args:
+        config: the settings.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._server: Server | None = None
+        self.sources = Sources(config, own_port=lambda: self.port)
+        made = [
+            make(self.sources)
+            for name, make in COLLECTORS.items()
+            if name == "pod" or config.collectors is None or name in config.collectors
+        ]
+        self.rounds = tuple(Rounds(collector) for collector in made if collector is not None)
+        self.sampler = Sampler(self.rounds)
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(Guard(self.rounds, job=lambda: self.sources.pod.view.job))
+
+    @property
+    def port(self) -> int:
+        """The port served, 0 before `serve`."""
+        return self._server.server_port if self._server else 0
+
+    def serve(self) -> None:
+        """Starts to listen and to sample, in threads of their own."""
+        app = application(self.registry, self.sources.pod, self.rounds)
+        self._server = listen(app, bind=self.config.bind, port=self.config.port)
+        threading.Thread(target=self._server.serve_forever, name="web", daemon=True).start()
+        self.sampler.start()
+
+    def close(self) -> None:
+        """Stops sampling and listening."""
+        self.sampler.stop()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+
+def run(config: Config) -> int:
+    """Runs until SIGTERM, or until an ordinary sidecar's peers have ended; returns 0."""
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, _leave)
+    agent = Agent(config)
+    agent.serve()
+    LOG.info(
+        "kitty-sidecar %s: port %d, collectors %s",
+        sidecar.__version__,
+        agent.port,
+        ", ".join(rounds.collector.name for rounds in agent.rounds),
+    )
+    lifecycle = Lifecycle(agent.sources.pod, config)
+    while not lifecycle.over():
+        threading.Event().wait(1)
+    LOG.info("no watched process is left: leaving, so that the pod can end")
+    return 0
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Exits at once with status 0: a sidecar that is told to go has not failed."""
+    del number, frame
+    os._exit(0)

@@ -1,0 +1,131 @@
+"""Everything a scrape gets passes here: isolation of collectors, bounds, and how they fare.
+
+prometheus_client turns one raising collector into an HTTP 500 for the whole page, so each
+collector's families are made here, behind a guard, before anything is served.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector as PrometheusCollector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from prometheus_client import Metric
+    from prometheus_client.samples import Sample
+
+    from sidecar.sampler import Rounds
+
+LOG = logging.getLogger("kitty.guard")
+
+SERIES_A_RANK = 400
+SERIES_A_POD = 150
+
+
+class Guard(PrometheusCollector):
+    """The one collector of the sidecar's registry.
+
+    Args:
+        rounds: the collectors with the state of their rounds, in the order they are served.
+        job: returns the pod's job, the label that every series carries.
+    """
+
+    def __init__(self, rounds: Sequence[Rounds], *, job: Callable[[], str]) -> None:
+        self._rounds = tuple(rounds)
+        self._job = job
+        self._lock = threading.Lock()
+        self._failures: Counter[str] = Counter()
+        self._dropped: Counter[str] = Counter()
+
+    def describe(self) -> list[Metric]:
+        """Returns nothing: names are known only once something was read."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields each collector's families that it could make, then how the collectors fare."""
+        seen: Counter[str] = Counter()
+        for rounds in self._rounds:
+            for family in self._families(rounds):
+                kept = self._bounded(family.samples, seen, rounds.collector.name)
+                if kept:
+                    family.samples = kept
+                    yield family
+        yield from self._health()
+
+    def _families(self, rounds: Rounds) -> list[Metric]:
+        if rounds.reason is not None:
+            return []
+        name = rounds.collector.name
+        try:
+            return list(rounds.collector.collect())
+        except Exception:
+            with self._lock:
+                self._failures[name] += 1
+                first = self._failures[name] == 1
+            if first:
+                LOG.exception("%s: its values cannot be served", name)
+            return []
+
+    def _bounded(self, samples: list[Sample], seen: Counter[str], name: str) -> list[Sample]:
+        # All of a rank's samples of a family or none: half a histogram would lie.
+        owners = Counter(_owner(sample) for sample in samples)
+        full = {
+            owner
+            for owner, count in owners.items()
+            if seen[owner] + count > (SERIES_A_RANK if owner else SERIES_A_POD)
+        }
+        seen.update({owner: n for owner, n in owners.items() if owner not in full})
+        if not full:
+            return samples
+        with self._lock:
+            self._dropped[name] += sum(owners[owner] for owner in full)
+        return [sample for sample in samples if _owner(sample) not in full]
+
+    def _health(self) -> Iterator[Metric]:
+        job = self._job()
+        up = GaugeMetricFamily(
+            "kitty_collector_up",
+            "Whether the collector's latest round succeeded; reason says why not.",
+            labels=["collector", "reason", "job"],
+        )
+        duration = GaugeMetricFamily(
+            "kitty_collector_duration_seconds",
+            "Time that the collector's latest round took.",
+            labels=["collector", "job"],
+        )
+        interval = GaugeMetricFamily(
+            "kitty_sample_interval_seconds",
+            "Time between the collector's rounds now in force; stretched when rounds are dear.",
+            labels=["collector", "job"],
+        )
+        errors = CounterMetricFamily(
+            "kitty_collector_errors",
+            "Rounds and scrapes in which the collector failed unexpectedly.",
+            labels=["collector", "job"],
+        )
+        dropped = CounterMetricFamily(
+            "kitty_series_dropped",
+            "Samples left out of a page because a rank or the pod had too many.",
+            labels=["collector", "job"],
+        )
+        with self._lock:
+            failures, drops = Counter(self._failures), Counter(self._dropped)
+        for rounds in self._rounds:
+            name, reason = rounds.collector.name, rounds.reason
+            up.add_metric([name, reason or "", job], 0 if reason else 1)
+            if rounds.duration is not None:
+                duration.add_metric([name, job], rounds.duration)
+            interval.add_metric([name, job], rounds.interval)
+            errors.add_metric([name, job], rounds.errors + failures[name])
+            dropped.add_metric([name, job], drops[name])
+        yield from (up, duration, interval, errors, dropped)
+
+
+def _owner(sample: Sample) -> str:
+    return sample.labels.get("rank") or sample.labels.get("pid") or ""

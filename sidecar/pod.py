@@ -1,0 +1,45 @@
+"""The pod as the collectors see it: one reading of its processes, shared by all of a round."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sidecar.attribution import PodView, attribute
+
+if TYPE_CHECKING:
+    from sidecar.config import Config
+    from sidecar.sources.processes import Process, ProcessTable
+    from sidecar.sources.procfs import ProcFS
+
+
+class Pod:
+    """Holds the latest view; `refresh` replaces it, readers take it whole.
+
+    Attributes:
+        view: the latest view, empty before the first reading.
+        config: the sidecar's settings, for the pod's own names.
+        procfs: the files of its processes.
+    """
+
+    def __init__(self, procfs: ProcFS, table: ProcessTable, config: Config) -> None:
+        self.procfs = procfs
+        self.config = config
+        self.view = PodView(job=config.job)
+        self._table = table
+        self._seen: tuple[Process, ...] = ()
+
+    def refresh(self) -> None:
+        """Reads the processes.
+
+        Raises:
+            SourceError: /proc cannot be listed; the view is then empty, since what it knew may be
+                gone.
+        """
+        try:
+            processes = self._table.scan()
+        except Exception:
+            self.view, self._seen = PodView(job=self.config.job), ()
+            raise
+        if processes != self._seen:
+            self.view = attribute(processes, self.config, own_container=self._table.own_container)
+            self._seen = processes

@@ -1,0 +1,74 @@
+"""What the processes of the pod hold open: /proc/<pid>/fd."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SOCKET_PREFIX = "socket:["
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """The open files of one process.
+
+    Attributes:
+        count: descriptors.
+        sockets: inodes of sockets of any family.
+        devices: paths below /dev/ other than terminals, such as /dev/nvidia0.
+    """
+
+    count: int
+    sockets: frozenset[int]
+    devices: frozenset[str]
+
+
+def descriptors(pid: int, root: str = "/proc") -> Descriptors:
+    """Reads a process's descriptors; one that closes meanwhile is left out.
+
+    Raises:
+        OSError: the process is gone, or may not be traced.
+    """
+    folder = f"{root}/{pid}/fd"
+    names = os.listdir(folder)
+    sockets, devices = set(), set()
+    for name in names:
+        try:
+            target = os.readlink(f"{folder}/{name}")
+        except OSError:
+            continue
+        if target.startswith(SOCKET_PREFIX):
+            sockets.add(int(target[len(SOCKET_PREFIX) : -1]))
+        elif target.startswith("/dev/") and not target.startswith("/dev/pts/"):
+            devices.add(target)
+    return Descriptors(count=len(names), sockets=frozenset(sockets), devices=frozenset(devices))
+
+
+class DescriptorTable:
+    """The descriptors of many processes as of their latest walk."""
+
+    def __init__(self, root: str = "/proc") -> None:
+        self._root = root
+        self._latest: dict[int, Descriptors] = {}
+        self.denied = False
+
+    def walk(self, pids: Iterable[int]) -> None:
+        """Reads all of them anew; processes that are gone are forgotten."""
+        latest = {}
+        self.denied = False
+        for pid in pids:
+            try:
+                latest[pid] = descriptors(pid, self._root)
+            except PermissionError:
+                self.denied = True
+            except OSError:
+                continue
+        self._latest = latest
+
+    def get(self, pid: int) -> Descriptors | None:
+        """Returns what the process held at the latest walk."""
+        return self._latest.get(pid)

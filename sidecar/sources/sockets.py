@@ -1,0 +1,380 @@
+"""Joins the namespace's TCP sockets to the ranks that hold them.
+
+The kernel counts by socket, users think by rank: a socket belongs to the process whose
+descriptor table holds its inode, and through it to a rank. What a socket counted stays with its
+rank after it closed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sidecar.sources.sockdiag import (
+    LISTEN,
+    STATES,
+    TcpCounters,
+    TcpSocket,
+    address,
+    counter_bytes,
+    counters,
+    smoothed_rtt,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from sidecar.attribution import PodView
+    from sidecar.sources.descriptors import DescriptorTable
+    from sidecar.sources.sockdiag import SockDiag
+
+PEERS = 16
+"""Peer addresses of a rank that have series of their own."""
+OTHER = "other"
+CANDIDATES = 1024
+"""Peers without series whose traffic is remembered to see whether they became busy."""
+GRACE = 2
+"""Rounds that a socket may be missing before it is taken for closed: its final counters come a
+moment after it left the kernel's table."""
+
+Totals = tuple[int, ...]
+"""Sums of TcpCounters, field by field; no longer 32 bits wide."""
+ZERO: Totals = (0,) * len(TcpCounters._fields)
+_NARROW = frozenset(
+    TcpCounters._fields.index(name) for name in ("retransmitted_segments", "sent_segments")
+)
+
+
+def plus(a: Totals, b: Totals) -> Totals:
+    """Adds field by field."""
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def growth(new: Totals, old: Totals) -> Totals:
+    """Subtracts field by field; counters of 32 bits wrap."""
+    grown = []
+    for index, (now, before) in enumerate(zip(new, old, strict=True)):
+        change = now - before
+        if change < 0:
+            change = change + (1 << 32) if index in _NARROW else 0
+        grown.append(change)
+    return tuple(grown)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSockets:
+    """A rank's traffic with one peer address, or with all the rest as `other`."""
+
+    totals: Totals
+    smoothed_rtt: float | None
+    """Seconds, mean over the open connections; None without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSockets:
+    """The sockets of one rank; of the pod itself under the empty rank."""
+
+    totals: Totals = ZERO
+    closed_read: int = 0
+    """Closed connections whose final counters were read."""
+    closed_unread: int = 0
+    """Closed connections that count only up to the reading before."""
+    send_queue: int = 0
+    receive_queue: int = 0
+    states: Mapping[str, int] = field(default_factory=dict)
+    smoothed_rtt_mean: float | None = None
+    smoothed_rtt_max: float | None = None
+    peers: Mapping[str, PeerSockets] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SocketSnapshot:
+    """The namespace's sockets as of one reading.
+
+    Attributes:
+        send_queue: bytes not yet acknowledged, all sockets of the namespace.
+        ranks: by rank text.
+        rank_of: rank text of each open connection by TcpSocket.key; connections of other
+            containers are not in it.
+        info_length: bytes of struct tcp_info on this kernel (see COUNTERS_SINCE).
+    """
+
+    send_queue: int
+    ranks: Mapping[str, RankSockets]
+    rank_of: Mapping[bytes, str]
+    info_length: int
+
+
+class _Connection:
+    """One socket through its life."""
+
+    __slots__ = ("counted", "inode", "key", "owner", "peer", "pending", "raw", "resolved", "seen")
+
+    def __init__(self, sock: TcpSocket) -> None:
+        self.key = sock.key
+        self.peer = address(sock.family, sock.remote)
+        self.inode = sock.inode
+        self.owner: str | None = None
+        self.resolved = False
+        self.counted: Totals = ZERO
+        self.pending: Totals = ZERO
+        self.raw = b""
+        self.seen = 0
+
+
+class _Ledger:
+    """What one rank's sockets counted, closed ones included."""
+
+    def __init__(self) -> None:
+        self.totals = ZERO
+        self.peers: dict[str, Totals] = {}
+        self.other = ZERO
+        self.rest: dict[str, int] = {}
+        self.closed_read = 0
+        self.closed_unread = 0
+
+    def add(self, peer: str, grown: Totals) -> None:
+        self.totals = plus(self.totals, grown)
+        if peer in self.peers or len(self.peers) < PEERS:
+            self.peers[peer] = plus(self.peers.get(peer, ZERO), grown)
+        else:
+            self.other = plus(self.other, grown)
+            if peer in self.rest or len(self.rest) < CANDIDATES:
+                self.rest[peer] = self.rest.get(peer, 0) + _volume(grown)
+
+    def promote(self) -> None:
+        """Gives the busiest peer of the rest a series of its own if it outgrew the least busy.
+
+        Both sides stay counters: the one that leaves goes on in `other`, the one that comes
+        starts anew.
+        """
+        if not self.rest:
+            return
+        busiest = max(self.rest, key=lambda peer: self.rest[peer])
+        least = min(self.peers, key=lambda peer: _volume(self.peers[peer]))
+        if self.rest[busiest] > 2 * _volume(self.peers[least]):
+            self.other = plus(self.other, self.peers.pop(least))
+            self.rest[least] = 0
+            del self.rest[busiest]
+            self.peers[busiest] = ZERO
+
+
+def _volume(totals: Totals) -> int:
+    return totals[1] + totals[2]
+
+
+class SocketTable:
+    """Reads the namespace's sockets and keeps what their ranks counted.
+
+    Args:
+        diag: the kernel's sockets.
+        descriptors: who holds which socket.
+        view: returns the pod's processes.
+        own_port: returns the port of the agent's own /metrics, whose connections are not the pod's.
+    """
+
+    def __init__(
+        self,
+        diag: SockDiag,
+        descriptors: DescriptorTable,
+        *,
+        view: Callable[[], PodView],
+        own_port: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._diag = diag
+        self._descriptors = descriptors
+        self._view = view
+        self._own_port = own_port
+        self._open: dict[int, _Connection] = {}
+        self._ledgers: dict[str, _Ledger] = {}
+        self._walked: PodView | None = None
+        self._round = 0
+        self.snapshot: SocketSnapshot | None = None
+
+    def refresh(self) -> None:
+        """Reads once; `snapshot` is then new.
+
+        Raises:
+            SourceError: the kernel's sockets cannot be read; the snapshot is then None.
+        """
+        self._round += 1
+        try:
+            sockets = self._diag.sockets()
+            closed = list(self._diag.closed())
+        except Exception:
+            self.snapshot = None
+            raise
+        own_port = self._own_port()
+        sockets = [sock for sock in sockets if sock.local_port != own_port]
+        for sock in sockets:
+            self._follow(sock)
+        self._resolve()
+        for connection in self._open.values():
+            self._settle(connection)
+        for sock in closed:
+            self._close(sock, own_port)
+        self._forget()
+        for ledger in self._ledgers.values():
+            ledger.promote()
+        self.snapshot = self._snapshot(sockets)
+
+    def _follow(self, sock: TcpSocket) -> None:
+        connection = self._open.get(sock.cookie)
+        if connection is None:
+            connection = self._open[sock.cookie] = _Connection(sock)
+        connection.seen = self._round
+        if sock.inode:
+            connection.inode = sock.inode
+        if sock.state != LISTEN:
+            self._count(connection, sock.info)
+
+    def _count(self, connection: _Connection, info: bytes) -> None:
+        raw = counter_bytes(info)
+        if raw == connection.raw:
+            return
+        connection.raw = raw
+        now = counters(info)
+        connection.pending = plus(connection.pending, growth(now, connection.counted))
+        connection.counted = now
+
+    def _resolve(self) -> None:
+        view = self._view()
+        if self._walked is not view:
+            # A process that is new may hold what nobody held before.
+            for connection in self._open.values():
+                if connection.owner is None:
+                    connection.resolved = False
+        waiting = [c for c in self._open.values() if not c.resolved and c.inode]
+        if not waiting and self._walked is view:
+            return
+        pids = sorted(
+            {*view.rank_of, *view.watched}, key=lambda pid: (view.processes[pid].start, pid)
+        )
+        self._descriptors.walk(pids)
+        self._walked = view
+        owners: dict[int, str] = {}
+        for pid in pids:
+            held = self._descriptors.get(pid)
+            if held is not None:
+                rank = view.rank_of.get(pid)
+                for inode in held.sockets:
+                    # An inherited socket is its oldest holder's.
+                    owners.setdefault(inode, rank.rank if rank else "")
+        # Without the right to look into processes all is the pod's, or its only rank's.
+        fallback = None
+        if self._descriptors.denied:
+            fallback = view.ranks[0].rank if len(view.ranks) == 1 else ""
+        for connection in waiting:
+            connection.owner = owners.get(connection.inode, fallback)
+            connection.resolved = True
+
+    def _settle(self, connection: _Connection) -> None:
+        if connection.resolved and connection.pending is not ZERO:
+            if connection.owner is not None:
+                self._ledger(connection.owner).add(connection.peer, connection.pending)
+            connection.pending = ZERO
+
+    def _ledger(self, owner: str) -> _Ledger:
+        ledger = self._ledgers.get(owner)
+        if ledger is None:
+            ledger = self._ledgers[owner] = _Ledger()
+        return ledger
+
+    def _close(self, sock: TcpSocket, own_port: int) -> None:
+        if sock.local_port == own_port or not any(counters(sock.info)):
+            self._open.pop(sock.cookie, None)
+            return
+        connection = self._open.pop(sock.cookie, None) or _Connection(sock)
+        self._count(connection, sock.info)
+        if not connection.resolved:
+            # Shorter than a round: nobody saw who held it, so it is the pod's.
+            connection.owner, connection.resolved = "", True
+        self._settle(connection)
+        if connection.owner is not None:
+            self._ledger(connection.owner).closed_read += 1
+
+    def _forget(self) -> None:
+        gone = [cookie for cookie, c in self._open.items() if self._round - c.seen >= GRACE]
+        for cookie in gone:
+            connection = self._open.pop(cookie)
+            if not connection.resolved:
+                connection.owner, connection.resolved = "", True
+            self._settle(connection)
+            if connection.owner is not None and connection.raw:
+                self._ledger(connection.owner).closed_unread += 1
+        ranks = {rank.rank for rank in self._view().ranks}
+        for name in self._ledgers.keys() - ranks - {""}:
+            del self._ledgers[name]
+
+    def _snapshot(self, sockets: Iterable[TcpSocket]) -> SocketSnapshot:
+        send_queue = info_length = 0
+        rank_of: dict[bytes, str] = {}
+        gauges: dict[str, _Gauges] = {}
+        for sock in sockets:
+            if sock.state != LISTEN:
+                send_queue += sock.send_queue
+                info_length = max(info_length, len(sock.info))
+            connection = self._open.get(sock.cookie)
+            if connection is None or connection.owner is None:
+                continue
+            rank_of[connection.key] = connection.owner
+            gauges.setdefault(connection.owner, _Gauges()).add(sock, connection.peer)
+        names = gauges.keys() | self._ledgers.keys()
+        return SocketSnapshot(
+            send_queue=send_queue,
+            ranks={
+                name: gauges.get(name, _Gauges()).with_ledger(self._ledgers.get(name, _Ledger()))
+                for name in names
+            },
+            rank_of=rank_of,
+            info_length=info_length,
+        )
+
+
+class _Gauges:
+    """Sums over one rank's open sockets."""
+
+    def __init__(self) -> None:
+        self.send_queue = 0
+        self.receive_queue = 0
+        self.states: Counter[int] = Counter()
+        self.rtts: list[int] = []
+        self.peer_rtts: dict[str, list[int]] = {}
+
+    def add(self, sock: TcpSocket, peer: str) -> None:
+        self.states[sock.state] += 1
+        if sock.state == LISTEN:
+            return
+        self.send_queue += sock.send_queue
+        self.receive_queue += sock.receive_queue
+        rtt = smoothed_rtt(sock.info)
+        if rtt:
+            self.rtts.append(rtt)
+            self.peer_rtts.setdefault(peer, []).append(rtt)
+
+    def with_ledger(self, ledger: _Ledger) -> RankSockets:
+        peers = {
+            peer: PeerSockets(totals, _mean(self.peer_rtts.get(peer)))
+            for peer, totals in ledger.peers.items()
+        }
+        if any(ledger.other):
+            rest = [
+                rtt for peer, rtts in self.peer_rtts.items() if peer not in peers for rtt in rtts
+            ]
+            peers[OTHER] = PeerSockets(ledger.other, _mean(rest))
+        return RankSockets(
+            totals=ledger.totals,
+            closed_read=ledger.closed_read,
+            closed_unread=ledger.closed_unread,
+            send_queue=self.send_queue,
+            receive_queue=self.receive_queue,
+            states={STATES.get(state, "unknown"): n for state, n in self.states.items()},
+            smoothed_rtt_mean=_mean(self.rtts),
+            smoothed_rtt_max=max(self.rtts) / 1e6 if self.rtts else None,
+            peers=peers,
+        )
+
+
+def _mean(rtts: list[int] | None) -> float | None:
+    return sum(rtts) / len(rtts) / 1e6 if rtts else None
