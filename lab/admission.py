@@ -196,7 +196,4 @@ def _post(body: bytes, *, address: str, context: ssl.SSLContext) -> dict[str, An
         connection.close()
     if response.status != 200:
         raise ValueError(f"HTTP {response.status}: {text[:200]!r}")
-    answer = json.loads(text)
-    if not isinstance(answer, dict):
-        raise ValueError("the answer is no JSON object")
-    return answer
+    return dict(json.loads(text))

@@ -17,7 +17,7 @@ from typing import Any, Self
 from lab.cgroups import Cgroup, Hierarchy, hierarchies
 from lab.leftovers import owned_name, run_directory, sweep
 from lab.namespaces import Contained, Sandbox, private_network
-from lab.network import GATEWAY, Link, make_bridge, plug_in
+from lab.network import GATEWAY, Link, make_bridge, plug_in, pod_address
 from lab.podspec import (
     Manifest,
     Placement,
@@ -137,6 +137,10 @@ class Cluster:
             for container in pod.containers.values():
                 container.wait(max(0.0, deadline - time.monotonic()))
 
+    def next_address(self) -> str:
+        """Return the address that the next pod gets."""
+        return pod_address(len(self.pods))
+
     def start_pod(self, manifest: Manifest) -> Pod:
         """Start every container of a pod.
 
@@ -149,13 +153,11 @@ class Cluster:
         """
         number, name = len(self.pods), str(manifest["metadata"]["name"])
         cgroup = self._cgroup.child(name)
-        sandbox = Sandbox(
-            hostname=name, env=self._image_env, cgroup=cgroup.child("sandbox")
-        )
+        sandbox = Sandbox(hostname=name, env=self._image_env, cgroup=cgroup.child("sandbox"))
         self._stack.callback(sandbox.close)
         link = plug_in(sandbox, number)
         placement = Placement(
-            node=manifest["spec"].get("nodeName", f"node-{number}"),
+            node=str(manifest["spec"].get("nodeName", "node")),
             pod_ip=link.address,
             host_ip=GATEWAY,
             uid=manifest["metadata"].get("uid") or str(uuid.uuid4()),

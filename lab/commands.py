@@ -14,7 +14,14 @@ def run(*argv: str, stdin: str = "") -> str:
         ToolError: It is not installed or ended with an error.
     """
     try:
-        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            argv,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,  # Ctrl-C must not end a tool half-way
+        )
     except FileNotFoundError:
         raise ToolError(f"{argv[0]} is not installed") from None
     if done.returncode != 0:

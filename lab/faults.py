@@ -80,9 +80,7 @@ def relay_latency(cluster: Cluster, pod: Pod, delay_ms: float) -> Iterator[None]
         stack.callback(run, "ip", "link", "del", near)
         for name in (near, far):
             run("ip", "link", "set", name, "up", "mtu", str(MTU))
-        relay = cluster.start_helper(
-            sys.executable, "-m", "lab.relay", pod.link.port, near
-        )
+        relay = cluster.start_helper(sys.executable, "-m", "lab.relay", pod.link.port, near)
         stack.callback(_end_helper, relay)
         _expect_ok(relay)
         pod.link.take_out_of_bridge(far)

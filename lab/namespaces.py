@@ -158,7 +158,7 @@ class Sandbox:
         cgroup: Cgroup,
         output: IO[bytes] | int = subprocess.DEVNULL,
     ) -> Contained:
-        """Start a process inside, in a mount namespace of its own; both outputs go to ``output``."""
+        """Start a process inside, with mounts of its own; both outputs go to ``output``."""
         own_mounts = ["unshare", "--mount", "--propagation", "unchanged", "--"]
         door = subprocess.Popen(
             in_cgroup(cgroup, self.inside(*own_mounts, *argv)),

@@ -52,13 +52,18 @@ def _swap(leaving: str, entering: str) -> str:
     return f"link set {leaving} nomaster\nlink set {entering} master {BRIDGE}\n"
 
 
+def pod_address(number: int) -> str:
+    """Return the address of the pod with that number, from 0; the gateway's is the one before."""
+    return f"10.77.0.{number + 2}"
+
+
 def plug_in(sandbox: Sandbox, number: int) -> Link:
     """Connect a sandbox to the bridge.
 
     One frame carries one segment (``gso_max_segs``), as on a wire: what a fault drops or delays
     is then a segment and not a bundle of forty.
     """
-    address, port = f"10.77.0.{number + 2}", f"port{number}"
+    address, port = pod_address(number), f"port{number}"
     run(
         "ip",
         "-batch",
