@@ -61,28 +61,24 @@ def write_certificate(directory: Path) -> tuple[Path, Path, ssl.SSLContext]:
 
 def webhook_pod(certificate: Path, key: Path) -> dict[str, Any]:
     """Return the manifest of the webhook's own pod."""
+    flags = {
+        "--tls-cert": certificate,
+        "--tls-key": key,
+        "--bind": f"$(POD_IP):{TLS_PORT}",
+        "--metrics-bind": f"$(POD_IP):{METRICS_PORT}",
+    }
+    pod_ip = {"fieldRef": {"fieldPath": "status.podIP"}}
+    container = {
+        "name": "webhook",
+        "image": "kitty-webhook",
+        "args": ["serve", *(f"{flag}={value}" for flag, value in flags.items())],
+        "env": [{"name": "POD_IP", "valueFrom": pod_ip}],
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "kitty-webhook-0", "namespace": "kitty-system"},
-        "spec": {
-            "nodeName": "control-plane",
-            "containers": [
-                {
-                    "name": "webhook",
-                    "image": "kitty-webhook",
-                    "args": ["serve", "--tls-cert", str(certificate), "--tls-key", str(key)]
-                    + ["--bind", f"$(POD_IP):{TLS_PORT}"]
-                    + ["--metrics-bind", f"$(POD_IP):{METRICS_PORT}"],
-                    "env": [
-                        {
-                            "name": "POD_IP",
-                            "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}},
-                        }
-                    ],
-                }
-            ],
-        },
+        "spec": {"nodeName": "control-plane", "containers": [container]},
     }
 
 

@@ -39,7 +39,7 @@ def fault_list() -> str:
     """Return the faults for ``--help``."""
     lines = ["faults, with their usual strength:"]
     for kind in KINDS.values():
-        strength = f"{kind.strength:g} {kind.unit}" if kind.unit else ""
+        strength = f"{kind.strength:g} {kind.unit}"
         lines.append(f"  {kind.name:9} {strength:12} {kind.summary}; shows by {kind.signals[0]}")
     return "\n".join(lines)
 
@@ -80,8 +80,7 @@ def parser() -> argparse.ArgumentParser:
     for command in (demo, single):
         command.add_argument(
             "--rank",
-            type=int,
-            choices=range(WORLD),
+            type=rank_number,
             default=2,
             help=f"the rank to hit, 0 to {WORLD - 1} (default 2)",
         )
@@ -91,11 +90,22 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def rank_number(text: str) -> int:
+    """Parse a rank."""
+    if text not in map(str, range(WORLD)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank: 0 to {WORLD - 1}")
+    return int(text)
+
+
 def seconds(text: str) -> float:
     """Parse a length of time."""
-    if not 4 <= positive(text) <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} is not between 4 and 3600")
-    return float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 4 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 4 to 3600")
+    return value
 
 
 def positive(text: str) -> float:
@@ -228,3 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (StoryError, AdmissionError, ToolError, UnsupportedError, OSError) as error:
         print(f"kitty-lab: {error}", file=sys.stderr)
     return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

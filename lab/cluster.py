@@ -21,6 +21,7 @@ from lab.network import GATEWAY, Link, make_bridge, plug_in, pod_address
 from lab.podspec import (
     Manifest,
     Placement,
+    UnsupportedError,
     command_line,
     containers_in_order,
     environment,
@@ -125,9 +126,14 @@ class Cluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the pods and remove what was made."""
-        self._end_containers()
-        self._stack.close()
+        """End the pods and remove what was made; signals wait until that is done."""
+        numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        try:
+            self._end_containers()
+            self._stack.close()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _end_containers(self) -> None:
         for pod in self.pods:
@@ -135,7 +141,9 @@ class Cluster:
         deadline = time.monotonic() + GRACE_S
         for pod in self.pods:
             for container in pod.containers.values():
-                container.wait(max(0.0, deadline - time.monotonic()))
+                if not container.wait(max(0.0, deadline - time.monotonic())):
+                    container.send(signal.SIGKILL)
+                    container.wait(GRACE_S)
 
     def next_address(self) -> str:
         """Return the address that the next pod gets."""
@@ -151,6 +159,9 @@ class Cluster:
             ToolError: A namespace or link could not be made.
             UnsupportedError: The manifest asks for what the lab does not do.
         """
+        containers = containers_in_order(manifest)
+        if len(containers) > 1 and not manifest["spec"].get("shareProcessNamespace"):
+            raise UnsupportedError("containers that do not share the pod's PID namespace")
         number, name = len(self.pods), str(manifest["metadata"]["name"])
         cgroup = self._cgroup.child(name)
         sandbox = Sandbox(hostname=name, env=self._image_env, cgroup=cgroup.child("sandbox"))
@@ -174,7 +185,7 @@ class Cluster:
             helper_env=self._image_env,
         )
         self.pods.append(pod)
-        for container in containers_in_order(manifest):
+        for container in containers:
             self._start_container(pod, container)
         return pod
 

@@ -218,7 +218,7 @@ def summary(story: Story, findings: Iterable[Finding]) -> list[str]:
     lines = []
     for finding in findings:
         pod = story.pods[finding.rank]
-        strength = f"{finding.strength:g} {finding.kind.unit}".rstrip()
+        strength = f"{finding.strength:g} {finding.kind.unit}"
         lines.append(
             f"{finding.kind.name} {strength} at rank {finding.rank} "
             f"({pod.name} on {pod.placement.node}): " + verdict(finding)

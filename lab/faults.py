@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -205,16 +206,33 @@ def trainer_threads(pod: Pod) -> list[int]:
 
 
 @contextmanager
-def pause(_cluster: Cluster, pod: Pod, _strength: float) -> Iterator[None]:
-    """Stop the trainer's processes."""
-    stopped = [pod.containers[name] for name in pod.workload()]
-    for container in stopped:
-        container.send(signal.SIGSTOP)
+def pause(_cluster: Cluster, pod: Pod, percent: float) -> Iterator[None]:
+    """Stop the trainer's processes for this share of every second."""
+    trainers = [pod.containers[name] for name in pod.workload()]
+    over = threading.Event()
+
+    def send(number: signal.Signals) -> None:
+        for trainer in trainers:
+            trainer.send(number)
+
+    def alternate() -> None:
+        while True:
+            send(signal.SIGSTOP)
+            if over.wait(min(percent, 100) / 100):
+                return
+            if percent < 100:
+                send(signal.SIGCONT)
+                if over.wait(1 - percent / 100):
+                    return
+
+    thread = threading.Thread(target=alternate, name="pause")
+    thread.start()
     try:
         yield
     finally:
-        for container in stopped:
-            container.send(signal.SIGCONT)
+        over.set()
+        thread.join()
+        send(signal.SIGCONT)
 
 
 KINDS = {
@@ -254,9 +272,9 @@ KINDS = {
         ),
         Kind(
             name="pause",
-            summary="the trainer is stopped (SIGSTOP)",
-            strength=1,
-            unit="",
+            summary="SIGSTOP for this share of every second",
+            strength=100,
+            unit="%",
             signals=("stopped",),
             inject=pause,
         ),

@@ -104,7 +104,7 @@ SIGNALS = {
         Signal(name="retransmits", unit="%", floor=0.5, cells=retransmits),
         Signal(name="tx queue", unit="kB", floor=100, cells=send_queue),
         Signal(name="run queue", unit="ms/s", floor=50, cells=run_queue),
-        Signal(name="stopped", unit="%", floor=50, cells=stopped),
+        Signal(name="stopped", unit="%", floor=25, cells=stopped),
     )
 }
 

@@ -35,9 +35,9 @@ class Pace:
         settle: After a fault began or ended, until scrapes count again.
     """
 
-    interval: float = 1.0
-    before: float = 6.0
-    fault: float = 9.0
+    interval: float = 0.5
+    before: float = 5.0
+    fault: float = 8.0
     settle: float = 2.0
 
 
@@ -224,7 +224,7 @@ class Story:
             time.sleep(max(0.0, due - time.monotonic()))
             self.check()
             rounds.append(self._scraper.round())
-            self._rounds = [*self._rounds[-3:], rounds[-1]]
+            self._rounds = [*self._rounds[-5:], rounds[-1]]
             self.display.show(self, self._window(self._rounds))
             due += self.pace.interval
         return self._window(rounds)
@@ -242,7 +242,7 @@ class Story:
         amount = kind.strength if strength is None else strength
         began = time.time()
         before = self.watch(self.pace.before)
-        name = f"{kind.name} {amount:g} {kind.unit}".rstrip()
+        name = f"{kind.name} {amount:g} {kind.unit}"
         with kind.inject(self.cluster, self.pods[rank], amount):
             started = time.time()
             self.fault = (name, rank)

@@ -106,27 +106,33 @@ class Rendezvous:
     """Rank 0 collects every rank's listening address and tells all of them to all.
 
     The connections stay open and idle, as those of a framework's key-value store do.
+
+    Attributes:
+        host: This rank's own address.
     """
 
     def __init__(self, *, settings: Settings) -> None:
         self._settings = settings
         self._connections: list[socket.socket] = []
+        self.host = settings.master[0]
+        if settings.rank != 0:
+            sock = connect(settings.master, settings.timeout_s)
+            self._connections.append(sock)
+            self.host = sock.getsockname()[0]
 
     def addresses(self, port: int) -> list[tuple[str, int]]:
         """Return host and port of each rank's ring listener, in order of rank."""
         if self._settings.rank == 0:
             return self._collect(port)
-        sock = connect(self._settings.master, self._settings.timeout_s)
-        self._connections.append(sock)
-        send_message(sock, [self._settings.rank, sock.getsockname()[0], port])
-        table = receive_message(sock)
+        send_message(self._connections[0], [self._settings.rank, self.host, port])
+        table = receive_message(self._connections[0])
         assert isinstance(table, list)
         return [(host, number) for host, number in table]
 
     def _collect(self, port: int) -> list[tuple[str, int]]:
         world = self._settings.world
-        table = {0: (self._settings.master[0], port)}
-        with socket.create_server(("", self._settings.master[1]), backlog=world) as listener:
+        table = {0: (self.host, port)}
+        with socket.create_server(self._settings.master, backlog=world) as listener:
             listener.settimeout(self._settings.timeout_s)
             while len(table) < world:
                 sock, _ = listener.accept()
@@ -149,7 +155,7 @@ class Ring:
         self._timeout_s = settings.timeout_s
         self._rendezvous = rendezvous  # keeps its connections open
         self._rank, self._world = settings.rank, settings.world
-        with socket.create_server(("", 0), backlog=2) as listener:
+        with socket.create_server((rendezvous.host, 0), backlog=2) as listener:
             listener.settimeout(settings.timeout_s)
             addresses = rendezvous.addresses(listener.getsockname()[1])
             self._next = connect(addresses[(settings.rank + 1) % settings.world], self._timeout_s)
