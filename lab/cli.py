@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 
@@ -74,7 +74,10 @@ def parser() -> argparse.ArgumentParser:
     )
     single.add_argument("fault", choices=list(KINDS), metavar="FAULT", help=", ".join(KINDS))
     single.add_argument(
-        "--seconds", type=seconds, default=10.0, help="how long it lasts, 4 to 3600 (default 10)"
+        "--seconds", type=seconds, default=10.0, help="how long it lasts, 1 to 3600 (default 10)"
+    )
+    single.add_argument(
+        "--calm", type=seconds, default=5.0, help="how long to watch before it (default 5)"
     )
     single.add_argument("--strength", type=positive, help="in the fault's unit (default: as below)")
     for command in (demo, single):
@@ -103,8 +106,8 @@ def seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 4 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 4 to 3600")
+    if not 1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 3600")
     return value
 
 
@@ -126,11 +129,13 @@ def ending_signals() -> Iterator[None]:
     So what was made is removed however often Ctrl-C is pressed.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    interrupted = False
 
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
@@ -227,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pace, strength = Pace(), None
     else:
         kinds, strength = [KINDS[options.fault]], options.strength
-        pace = Pace(fault=options.seconds)
+        pace = Pace(before=options.calm, fault=options.seconds)
     try:
         with ending_signals():
             return tell(

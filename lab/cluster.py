@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from lab.cgroups import Cgroup, Hierarchy, hierarchies
+from lab.commands import require_tools
 from lab.leftovers import owned_name, run_directory, sweep
 from lab.namespaces import Contained, Sandbox, private_network
 from lab.network import GATEWAY, Link, make_bridge, plug_in, pod_address
@@ -98,7 +99,13 @@ class Cluster:
         }
 
     def __enter__(self) -> Self:
-        """Make the network, the cgroup and the directory."""
+        """Make the network, the cgroup and the directory.
+
+        Raises:
+            ToolError: A tool is missing or refused.
+            OSError: The kernel refused.
+        """
+        require_tools()
         with ExitStack() as stack:
             trees = hierarchies()
             self.swept = sweep(tree.mount for tree in trees)

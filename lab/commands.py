@@ -1,6 +1,14 @@
 """Running the system's tools."""
 
+import shutil
 import subprocess
+
+# By Debian package.
+TOOLS = {
+    "iproute2": ("ip", "tc"),
+    "nftables": ("nft",),
+    "util-linux": ("unshare", "nsenter", "taskset"),
+}
 
 
 class ToolError(RuntimeError):
@@ -27,3 +35,19 @@ def run(*argv: str, stdin: str = "") -> str:
     if done.returncode != 0:
         raise ToolError(f"{' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
+
+
+def require_tools() -> None:
+    """Look for every tool that a lab uses.
+
+    Raises:
+        ToolError: Some are missing; the text names them and the packages that have them.
+    """
+    missing = {
+        package: [tool for tool in tools if shutil.which(tool) is None]
+        for package, tools in TOOLS.items()
+    }
+    tools = [tool for names in missing.values() for tool in names]
+    if tools:
+        packages = ", ".join(package for package, names in missing.items() if names)
+        raise ToolError(f"{', '.join(tools)} not found: install {packages}")

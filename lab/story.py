@@ -247,8 +247,9 @@ class Story:
             started = time.time()
             self.fault = (name, rank)
             self.display.mark(f"fault on: {name} at rank {rank} ({kind.summary})")
-            self.watch(self.pace.settle)
-            during = self.watch(self.pace.fault - self.pace.settle)
+            settle = min(self.pace.settle, self.pace.fault / 2)
+            self.watch(settle)
+            during = self.watch(self.pace.fault - settle)
         stopped = time.time()
         self.fault = None
         self.display.mark(f"fault off: {name} at rank {rank}")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.cluster import Cluster, Pod
-from lab.commands import run
+from lab.commands import ToolError, require_tools, run
 
 PROBE = Path(__file__).parent / "probe.py"
 
@@ -21,9 +20,10 @@ def root() -> None:
     """Skip where namespaces cannot be made."""
     if os.geteuid() != 0:
         pytest.skip("needs root: it makes namespaces, links and cgroups")
-    for tool in ("ip", "tc", "nft", "unshare", "nsenter", "taskset"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"needs {tool} (iproute2, nftables, util-linux)")
+    try:
+        require_tools()
+    except ToolError as error:
+        pytest.skip(str(error))
 
 
 def probe_pod(name: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Quiet:
 
 def test_three_faults_name_their_ranks(root: None) -> None:
     display = Quiet()
-    with Story(display=display, pace=Pace(before=4, fault=6, settle=2)) as story:
+    with Story(display=display, pace=Pace(before=3, fault=5, settle=1)) as story:
         for rank, answer in story.answers.items():
             watched = next(c for c in answer.pod["spec"]["containers"] if c["name"] == CONTAINER)
             assert {"name": "KITTY_WATCH", "value": "1"} in watched["env"]
@@ -83,7 +83,7 @@ def test_run_gives_a_summary_for_machines(root: None) -> None:
         (["demo", "--fault", "flood"], ["--fault", "flood", "latency", "pause", "all"]),
         (["demo", "--rank", "9"], ["--rank", "'9'", "0 to 3"]),
         (["run", "flood"], ["flood", "latency", "loss"]),
-        (["run", "loss", "--seconds", "1"], ["--seconds", "'1'", "4 to 3600"]),
+        (["run", "loss", "--seconds", "0"], ["--seconds", "'0'", "1 to 3600"]),
         (["run", "loss", "--strength", "-1"], ["--strength", "'-1'", "above 0"]),
         (["demo", "--color"], ["--color"]),
         ([], ["COMMAND"]),
