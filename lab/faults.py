@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lab.cluster import Cluster, Pod
 from lab.commands import ToolError, run
-from lab.network import BRIDGE, MTU
+from lab.network import BRIDGE, MTU, wait_until_up
 
 NFT_TABLE = "kitty_lab"
 
@@ -81,6 +81,8 @@ def relay_latency(cluster: Cluster, pod: Pod, delay_ms: float) -> Iterator[None]
         stack.callback(run, "ip", "link", "del", near)
         for name in (near, far):
             run("ip", "link", "set", name, "up", "mtu", str(MTU))
+        for name in (near, far):
+            wait_until_up(name)
         relay = cluster.start_helper(sys.executable, "-m", "lab.relay", pod.link.port, near)
         stack.callback(_end_helper, relay)
         _expect_ok(relay)

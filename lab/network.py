@@ -1,9 +1,10 @@
 """The lab's network: one bridge, and a link for each pod that faults can be put on."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lab.commands import run
+from lab.commands import ToolError, run
 from lab.namespaces import Sandbox
 
 BRIDGE = "kitty0"
@@ -52,6 +53,21 @@ def _swap(leaving: str, entering: str) -> str:
     return f"link set {leaving} nomaster\nlink set {entering} master {BRIDGE}\n"
 
 
+def wait_until_up(device: str, *, timeout_s: float = 5.0) -> None:
+    """Wait until the kernel has noticed that a device has a carrier.
+
+    It does so up to a second late, and until then a bridge drops what arrives at such a port.
+
+    Raises:
+        ToolError: The device is still not up after ``timeout_s``.
+    """
+    deadline = time.monotonic() + timeout_s
+    while " state UP " not in run("ip", "-o", "link", "show", "dev", device):
+        if time.monotonic() > deadline:
+            raise ToolError(f"link {device} does not come up")
+        time.sleep(0.01)
+
+
 def pod_address(number: int) -> str:
     """Return the address of the pod with that number, from 0; the gateway's is the one before."""
     return f"10.77.0.{number + 2}"
@@ -79,4 +95,5 @@ def plug_in(sandbox: Sandbox, number: int) -> Link:
         "link set eth0 up gso_max_segs 1\n"
         f"route add default via {GATEWAY}\n",
     )
+    wait_until_up(port)
     return Link(port=port, address=address, on_pod=sandbox.run_on_network)
