@@ -58,7 +58,7 @@ class NetCollector:
         totals: dict[int, TcpTotals] = {}
         rows = []
         denied = False
-        for rank, pid in ((rank, pid) for rank in view.ranks for pid in rank.heads):
+        for rank, pid in [(ranked, head) for ranked in view.ranks for head in ranked.heads]:
             try:
                 namespace = self._namespace(pid)
                 if namespace not in totals:
