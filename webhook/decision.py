@@ -208,8 +208,13 @@ def decide(
     port = _port(pod, settings, config, origin)
     if port is None:
         return skip(Skip.NO_PORT)
-    name = origin.fallback_job or _own_name(pod, origin)
-    member = membership(pod, watched, annotated=settings.get("job"), name=name)
+    member = membership(
+        pod,
+        watched,
+        annotated=settings.get("job"),
+        name=_own_name(pod, origin),
+        fallback=origin.fallback_job or _own_name(pod, origin) or origin.namespace or "unknown",
+    )
     plan = Plan(
         watched=tuple(watched),
         unmarked=unmarked,
@@ -438,5 +443,4 @@ def _guaranteed(pod: Pod) -> bool:
 
 def _own_name(pod: Pod, origin: Origin) -> str:
     name = origin.name or text(pod.metadata.get("name"))
-    generated = text(pod.metadata.get("generateName")).rstrip("-")
-    return name or generated or origin.namespace or "unknown"
+    return name or text(pod.metadata.get("generateName")).rstrip("-")

@@ -8,6 +8,7 @@ import socket
 import ssl
 import struct
 import sys
+import tempfile
 import threading
 from dataclasses import dataclass
 from socketserver import ThreadingMixIn
@@ -17,6 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from gunicorn.app.base import BaseApplication
 
 from webhook.tls import ReloadingContext
+from webhook.upkeep import Task, Upkeep, write_atomically
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -41,15 +43,16 @@ class Serving:
         config: The webhook's configuration.
         bind: HOST:PORT of the TLS listener.
         metrics_bind: Host and port of the second listener.
-        certificate: Path of the certificate chain, PEM.
-        key: Path of its private key, PEM.
+        task: What is kept up beside serving. Its ``certificate`` and ``self_signed`` say which
+            of the two ways the server gets its certificate.
+        key: Path of the certificate's private key; None where it is self-signed.
     """
 
     config: Config
     bind: str
     metrics_bind: tuple[str, int]
-    certificate: str
-    key: str
+    task: Task
+    key: str | None
 
 
 class _HealthServer(ThreadingMixIn, WSGIServer):
@@ -76,10 +79,12 @@ class _QuietHandler(WSGIRequestHandler):
 class _Server(BaseApplication):  # type: ignore[misc] # gunicorn ships no types
     """gunicorn, configured by arguments alone; the arbiter never imports Flask."""
 
-    def __init__(self, serving: Serving, health: socket.socket) -> None:
+    def __init__(self, serving: Serving, health: socket.socket, own: str) -> None:
         self._serving = serving
         self._health = health
-        self._tls = ReloadingContext(serving.certificate, serving.key)
+        self._own = own
+        self._certificate = serving.task.certificate or own
+        self._tls = ReloadingContext(self._certificate, serving.key or own)
         super().__init__()
 
     def load_config(self) -> None:
@@ -94,8 +99,8 @@ class _Server(BaseApplication):  # type: ignore[misc] # gunicorn ships no types
             "graceful_timeout": 20,
             "worker_tmp_dir": "/dev/shm" if os.access("/dev/shm", os.W_OK) else None,  # noqa: S108 -- gunicorn's heartbeat file must not block on a disk
             "control_socket_disable": True,
-            "certfile": self._serving.certificate,
-            "keyfile": self._serving.key,
+            "certfile": self._certificate,
+            "keyfile": self._serving.key or self._own,
             "ssl_context": lambda _config, _default: self._tls.current(),
             "when_ready": lambda arbiter: _bound_stalls(arbiter.LISTENERS),
             "post_worker_init": lambda _worker: self._start_beside(),
@@ -114,9 +119,15 @@ class _Server(BaseApplication):  # type: ignore[misc] # gunicorn ships no types
         from webhook.metrics import Metrics  # noqa: PLC0415
         from webhook.reviewer import Reviewer  # noqa: PLC0415
 
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call] # theirs
         self._metrics = Metrics(registry=CollectorRegistry())
-        reviewer = Reviewer(config=self._serving.config, metrics=self._metrics)
+        own = self._own if self._serving.task.self_signed else None
+        self._upkeep = Upkeep(task=self._serving.task, pem=own, metrics=self._metrics)
+        reviewer = Reviewer(
+            config=self._serving.config,
+            metrics=self._metrics,
+            oldest=lambda: self._upkeep.oldest,
+        )
         return mutate_app(reviewer, self._metrics)
 
     def _start_beside(self) -> None:
@@ -124,6 +135,7 @@ class _Server(BaseApplication):  # type: ignore[misc] # gunicorn ships no types
 
         server = _HealthServer(self._health, health_app(self._metrics, ready=self._missing))
         threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
+        self._upkeep.start()
 
     def _missing(self) -> str:
         try:
@@ -166,5 +178,9 @@ def serve(serving: Serving) -> int:
         log.error("cannot listen on %s:%d: %s", host, port, error)  # noqa: TRY400 -- the text says it all
         return 1
     log.info("serving reviews on %s, metrics on %s:%d", serving.bind, *health.getsockname()[:2])
-    _Server(serving, health).run()
+    with tempfile.TemporaryDirectory(prefix="kitty-webhook-") as private:
+        own = os.path.join(private, "tls.pem")
+        # gunicorn wants to see the file at once; until it holds a certificate, readyz says so.
+        write_atomically(own, b"")
+        _Server(serving, health, own).run()
     return 0
