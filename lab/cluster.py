@@ -95,6 +95,7 @@ class Cluster:
         self._cgroup = Cgroup([])
         self._image_env = {
             "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}",
+            "TMPDIR": str(self.directory),  # what a killed container leaves goes with the rest
             MARKER: owned_name(),
         }
 

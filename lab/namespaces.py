@@ -141,7 +141,10 @@ class Sandbox:
 
     def inside(self, *argv: str) -> list[str]:
         """Return a command line that runs ``argv`` with the sandbox's view of everything."""
-        return [*self._enter("--net", "--pid", "--mount", "--uts", "--ipc", "--root"), *argv]
+        return [
+            *self._enter("--net", "--pid", "--mount", "--uts", "--ipc", "--root", "--wd"),
+            *argv,
+        ]
 
     def run_on_network(self, *argv: str, stdin: str = "") -> str:
         """Run one of the host's tools on the sandbox's network; its output."""

@@ -9,7 +9,14 @@ from statistics import median
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from lab.admission import Answer, admit, wait_until_ready, webhook_pod, write_certificate
+from lab.admission import (
+    AdmissionError,
+    Answer,
+    admit,
+    wait_until_ready,
+    webhook_pod,
+    write_certificate,
+)
 from lab.cluster import SIDECAR, Cluster, Pod
 from lab.faults import Kind
 from lab.job import CONTAINER, NAMESPACE, training_pod
@@ -140,7 +147,10 @@ class Story:
         certificate, key, context = write_certificate(self.cluster.directory)
         webhook = self.cluster.start_pod(webhook_pod(certificate, key))
         address = webhook.link.address
-        wait_until_ready(address, timeout_s=START_TIMEOUT_S)
+        try:
+            wait_until_ready(address, timeout_s=START_TIMEOUT_S)
+        except AdmissionError as error:
+            raise StoryError(f"{error}; it says:\n{webhook.log_tail('webhook')}") from error
         self.display.say(f"kitty-webhook serves admission reviews over TLS at {address}")
         master = self.cluster.next_address()
         for rank in range(self.world):

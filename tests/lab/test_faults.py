@@ -157,10 +157,9 @@ def test_contention_binds_the_trainer_to_a_busy_core_and_frees_it(
         assert os.sched_getaffinity(neighbour) == free
         busy = run(*hit.sandbox.inside("ps", "-e", "-o", "args=")).count("while :")
         assert busy == 3
+        assert "while :" not in run(*other.sandbox.inside("ps", "-e", "-o", "args="))
         waited = waiting_for_each_second_run(hit, lambda: probe(peer, hit, send=32 << 20))
-        others = waiting_for_each_second_run(other, lambda: probe(peer, other, send=32 << 20))
     assert waited > 1.5
-    assert others < waited
     assert os.sched_getaffinity(trainer) == free
     after = set(run(*hit.sandbox.inside("ps", "-e", "-o", "pid=")).split())
     assert len(after) == len(before)

@@ -33,9 +33,10 @@ def marked_processes(owner: str) -> list[str]:
 
 
 def things(owner: str) -> list[Path]:
-    """The directories that carry the name of a lab."""
-    roots = [Path(tempfile.gettempdir()), *(tree.mount for tree in hierarchies())]
-    return [root / owner for root in roots if (root / owner).exists()]
+    """The cgroups of a lab, and every file in the directory for temporary ones."""
+    cgroups = [tree.mount / owner for tree in hierarchies()]
+    files = Path(tempfile.gettempdir()).iterdir()
+    return [*files, *(path for path in cgroups if path.exists())]
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 15) -> bool:
@@ -53,6 +54,7 @@ class Running:
     def __init__(self, fault: str, until: str) -> None:
         self.process = subprocess.Popen(
             [*COMMAND, fault, "--seconds", "600", "--calm", "1"],
+            env=os.environ | {"TMPDIR": tempfile.gettempdir()},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -74,7 +76,9 @@ class Running:
 
 
 @pytest.fixture
-def host_as_before(root: None) -> Iterator[None]:
+def host_as_before(root: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A directory of its own for temporary files; the host's network must stay as it is."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     interfaces = socket.if_nameindex()
     rules = subprocess.run(["nft", "list", "ruleset"], capture_output=True, check=False).stdout
     yield
