@@ -267,7 +267,7 @@ KINDS = {
         Kind(
             name="cpu",
             summary="busy processes share the trainer's core",
-            strength=3,
+            strength=5,
             unit="processes",
             signals=("run queue",),
             inject=contention,
