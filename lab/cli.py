@@ -207,6 +207,7 @@ def finding_report(finding: Finding) -> dict[str, Any]:
             name: {
                 "unit": SIGNALS[name].unit,
                 "outlier": comparison.outlier,
+                "peers_median": comparison.peers_median(finding.rank),
                 "before": comparison.before,
                 "during": comparison.during,
                 "excess": comparison.excess,
