@@ -60,7 +60,11 @@ def columns(story: Story, window: Window) -> list[Column]:
     queue = {cell[0]: value for cell, value in SIGNALS["tx queue"].cells(window).items()}
     return [
         Column("step ms", dict.fromkeys(ranks, 1000 * step) if step else {}, None, 0),
-        Column("RTT ms", known({rank: rtt_ms(window, rank) for rank in ranks}), 5),
+        Column(
+            "RTT ms" if rtt_source(window) == "net_tcp_rtt_us" else "sRTT ms",
+            known({rank: rtt_ms(window, rank) for rank in ranks}),
+            5,
+        ),
         Column("retr %", known(ratio), 0.5),
         Column("tx kB", queue, 100, 0),
         Column("runq ms/s", delay, 50, 0),
