@@ -242,12 +242,15 @@ def verdict(finding: Finding) -> str:
     expected = " and ".join(finding.kind.signals)
     if finding.named():
         return f"shown, as it must be, by {expected}"
-    wrong = [
-        f"{name} names {outlier if outlier is not None else 'no rank'}"
-        for name in finding.kind.signals
-        for outlier in [finding.comparisons[name].outlier]
-        if outlier != finding.rank
-    ]
+    wrong = []
+    for name in finding.kind.signals:
+        comparison = finding.comparisons[name]
+        if not comparison.during:
+            wrong.append(f"no figures for {name}")
+        elif comparison.outlier is None:
+            wrong.append(f"{name} names no rank")
+        elif comparison.outlier != finding.rank:
+            wrong.append(f"{name} names {comparison.outlier}")
     return f"NOT shown: {', '.join(wrong)}"
 
 

@@ -70,7 +70,9 @@ def test_a_cell_is_marked_when_it_stands_out_and_a_dash_when_unknown() -> None:
 
 
 def test_the_verdict_admits_what_was_not_shown() -> None:
-    assert verdict(finding()) == "NOT shown: rtt names no rank"
+    assert verdict(finding()) == "NOT shown: no figures for rtt"
+    calm = Comparison(before={}, during={1: 1.0}, excess={1: 0.0}, outlier=None)
+    assert verdict(finding(rtt=calm)) == "NOT shown: rtt names no rank"
     wrong = Comparison(before={}, during={1: 9.0}, excess={1: 9.0}, outlier=1)
     assert verdict(finding(rtt=wrong)) == "NOT shown: rtt names 1"
 
