@@ -45,7 +45,7 @@ class _Row:
 
 
 class ProcessCollector:
-    """Reads stat, status, io and fd of the processes that have per-pid series."""
+    """Reads status, io and fd of the processes that have per-pid series."""
 
     name = "process"
     interval = 0.5
@@ -67,9 +67,12 @@ class ProcessCollector:
         self._latest = tuple(row for row in rows if row is not None)
 
     def _read(self, pid: int, labels: tuple[str, ...]) -> _Row | None:
+        stat = self._pod.stats.get(pid)
         try:
-            stat, status = self._pod.procfs.stat(pid), self._pod.procfs.status(pid)
+            status = self._pod.procfs.status(pid)
         except (OSError, SourceError):
+            return None
+        if stat is None:
             return None
         values: dict[str, float | None] = {
             "proc_cpu_usage_seconds": (stat.user_ticks + stat.system_ticks) / TICKS,
@@ -88,7 +91,8 @@ class ProcessCollector:
         held = self._descriptors.get(pid)
         if held is not None and "proc_fd_count" in values:
             values["proc_socket_count"] = len(held.sockets)
-        return _Row(labels, _state(stat.state), {k: v for k, v in values.items() if v is not None})
+        known = {name: value for name, value in values.items() if value is not None}
+        return _Row(labels, folded_state(stat.state), known)
 
     def collect(self) -> Iterator[Metric]:
         """Yields the rows of the reference, a series a watched process."""
@@ -117,6 +121,6 @@ class ProcessCollector:
             yield gauge
 
 
-def _state(letter: str) -> str:
+def folded_state(letter: str) -> str:
     """Folds the kernel's further states (fs/proc/array.c, task_state_array) into the five."""
     return {"t": "T", "I": "S", "X": "Z", "P": "T", "K": "D", "W": "D"}.get(letter, letter)

@@ -34,9 +34,13 @@ class Stat:
     state: str
     ppid: int
     minor_faults: int
+    child_minor_faults: int
     major_faults: int
+    child_major_faults: int
     user_ticks: int
     system_ticks: int
+    child_ticks: int
+    """User and system time of children that ended and were waited for, and of theirs."""
     threads: int
     start_ticks: int
     rss_pages: int
@@ -60,9 +64,12 @@ def parse_stat(data: bytes) -> Stat:
             state=chr(fields[0][0]),
             ppid=int(fields[1]),
             minor_faults=int(fields[7]),
+            child_minor_faults=int(fields[8]),
             major_faults=int(fields[9]),
+            child_major_faults=int(fields[10]),
             user_ticks=int(fields[11]),
             system_ticks=int(fields[12]),
+            child_ticks=int(fields[13]) + int(fields[14]),
             threads=int(fields[17]),
             start_ticks=int(fields[19]),
             rss_pages=int(fields[21]),
@@ -127,22 +134,24 @@ def parse_io(data: bytes) -> Io:
     return Io(rchar=rchar, read_bytes=read_bytes, write_bytes=write_bytes)
 
 
-def parse_schedstat(data: bytes) -> tuple[int, int]:
+def parse_run_queue_delay(data: bytes) -> int | None:
     """Parses schedstat of a task.
 
-    Sample: `15300123 2200 17`. Source: Documentation/scheduler/sched-stats.rst.
+    Sample: `15300123 2200 17`: time on a CPU, time runnable but waiting for one, turns on a CPU.
+    Source: Documentation/scheduler/sched-stats.rst.
 
     Returns:
-        Nanoseconds on a CPU, nanoseconds runnable but waiting for one.
+        Nanoseconds runnable but waiting for a CPU; None where the kernel does not keep them and
+        writes zeros.
 
     Raises:
         MalformedError: not three numbers.
     """
     try:
-        on_cpu, waiting, _ = (int(field) for field in data.split())
+        _, waiting, turns = (int(field) for field in data.split())
     except ValueError as e:
         raise MalformedError(f"schedstat: {data[:80]!r}") from e
-    return on_cpu, waiting
+    return waiting if turns else None
 
 
 def parse_environ(data: bytes, names: Iterable[bytes]) -> dict[str, str]:
@@ -198,7 +207,7 @@ class ProcFS:
 
     def pids(self) -> list[int]:
         """Returns all process ids of the PID namespace."""
-        return [int(name) for name in os.listdir(self.root) if name.isascii() and name.isdigit()]
+        return [int(name) for name in os.listdir(self.root) if _number(name)]
 
     def stat(self, pid: int) -> Stat:
         """Returns the process's stat."""
@@ -212,9 +221,24 @@ class ProcFS:
         """Returns the process's storage counters; needs the right to trace it."""
         return parse_io(read(f"{self.root}/{pid}/io"))
 
-    def schedstat(self, pid: int) -> tuple[int, int]:
-        """Returns nanoseconds on and waiting for a CPU of the main thread."""
-        return parse_schedstat(read(f"{self.root}/{pid}/schedstat"))
+    def tasks(self, pid: int) -> list[int]:
+        """Returns the ids of the process's threads."""
+        return [int(name) for name in os.listdir(f"{self.root}/{pid}/task") if _number(name)]
+
+    def run_queue_delay(self, pid: int, tid: int) -> int | None:
+        """Returns the nanoseconds that the thread waited for a CPU, None where not kept."""
+        return parse_run_queue_delay(read(f"{self.root}/{pid}/task/{tid}/schedstat"))
+
+    def block_delay(self, pid: int, tid: int) -> int:
+        """Returns the clock ticks that the thread waited for a block device."""
+        return parse_stat(read(f"{self.root}/{pid}/task/{tid}/stat")).block_delay_ticks
+
+    def delay_accounting(self) -> bool | None:
+        """Returns whether the kernel keeps block_delay; None where it is too old to say."""
+        try:
+            return read(f"{self.root}/sys/kernel/task_delayacct").strip() == b"1"
+        except OSError:
+            return None
 
     def environ(self, pid: int, names: Iterable[bytes]) -> dict[str, str]:
         """Returns some of the process's variables; needs the right to trace it."""
@@ -227,6 +251,10 @@ class ProcFS:
     def namespace(self, pid: int | str, kind: str) -> int:
         """Returns the inode of a namespace (net, pid, mnt, ...); needs the right to trace it."""
         return os.stat(f"{self.root}/{pid}/ns/{kind}").st_ino
+
+
+def _number(name: str) -> bool:
+    return name.isascii() and name.isdigit()
 
 
 def _row(data: bytes, name: bytes) -> int | None:
