@@ -135,10 +135,14 @@ def _ancestors(process: Process, table: Mapping[int, Process]) -> Iterator[Proce
 
 
 def _topmost(pids: set[int], table: Mapping[int, Process]) -> list[int]:
-    return sorted(
-        (pid for pid in pids if not any(a.pid in pids for a in _ancestors(table[pid], table))),
-        key=lambda pid: (table[pid].start, pid),
-    )
+    """Returns those without one of their kind above them, oldest first; never none of some."""
+    oldest_first = sorted(pids, key=lambda pid: (table[pid].start, pid))
+    tops = [
+        pid
+        for pid in oldest_first
+        if not any(above.pid in pids for above in _ancestors(table[pid], table))
+    ]
+    return tops or oldest_first[:1]
 
 
 def _tops_by_rank(table: Mapping[int, Process], watched: set[int]) -> dict[str, list[int]]:

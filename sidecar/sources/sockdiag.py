@@ -124,11 +124,6 @@ class TcpSocket(NamedTuple):
         """Ports and addresses, 36 bytes: names the connection within its namespace."""
         return self.ports + self.local + self.remote
 
-    @property
-    def local_port(self) -> int:
-        """Local port number."""
-        return int.from_bytes(self.ports[:2], "big")
-
 
 def counters(info: bytes) -> TcpCounters:
     """Reads the counters of a struct tcp_info; missing ones read as 0 (see COUNTERS_SINCE)."""

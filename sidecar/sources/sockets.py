@@ -160,6 +160,10 @@ class _Ledger:
             self.peers[busiest] = ZERO
 
 
+def _scrape(sock: TcpSocket, own_port: bytes) -> bool:
+    return own_port in {sock.ports[:2], sock.ports[2:]}
+
+
 def _volume(totals: Totals) -> int:
     return totals[1] + totals[2]
 
@@ -171,7 +175,7 @@ class SocketTable:
         diag: the kernel's sockets.
         descriptors: who holds which socket.
         view: returns the pod's processes.
-        own_port: returns the port of the agent's own /metrics, whose connections are not the pod's.
+        own_port: returns the port of the agent's own /metrics: scrapes are not the pod's traffic.
     """
 
     def __init__(
@@ -190,6 +194,7 @@ class SocketTable:
         self._ledgers: dict[str, _Ledger] = {}
         self._walked: PodView | None = None
         self._round = 0
+        self._info_length = 0
         self.snapshot: SocketSnapshot | None = None
 
     def refresh(self) -> None:
@@ -205,15 +210,19 @@ class SocketTable:
         except Exception:
             self.snapshot = None
             raise
-        own_port = self._own_port()
-        sockets = [sock for sock in sockets if sock.local_port != own_port]
+        own_port = self._own_port().to_bytes(2, "big")
+        sockets = [sock for sock in sockets if not _scrape(sock, own_port)]
+        closed = [sock for sock in closed if not _scrape(sock, own_port)]
+        self._info_length = max(
+            (len(sock.info) for sock in (*sockets, *closed)), default=self._info_length
+        )
         for sock in sockets:
             self._follow(sock)
         self._resolve()
         for connection in self._open.values():
             self._settle(connection)
         for sock in closed:
-            self._close(sock, own_port)
+            self._close(sock)
         self._forget()
         for ledger in self._ledgers.values():
             ledger.promote()
@@ -281,8 +290,8 @@ class SocketTable:
             ledger = self._ledgers[owner] = _Ledger()
         return ledger
 
-    def _close(self, sock: TcpSocket, own_port: int) -> None:
-        if sock.local_port == own_port or not any(counters(sock.info)):
+    def _close(self, sock: TcpSocket) -> None:
+        if not any(counters(sock.info)):
             self._open.pop(sock.cookie, None)
             return
         connection = self._open.pop(sock.cookie, None) or _Connection(sock)
@@ -308,13 +317,12 @@ class SocketTable:
             del self._ledgers[name]
 
     def _snapshot(self, sockets: Iterable[TcpSocket]) -> SocketSnapshot:
-        send_queue = info_length = 0
+        send_queue = 0
         rank_of: dict[bytes, str] = {}
         gauges: dict[str, _Gauges] = {}
         for sock in sockets:
             if sock.state != LISTEN:
                 send_queue += sock.send_queue
-                info_length = max(info_length, len(sock.info))
             connection = self._open.get(sock.cookie)
             if connection is None or connection.owner is None:
                 continue
@@ -328,7 +336,7 @@ class SocketTable:
                 for name in names
             },
             rank_of=rank_of,
-            info_length=info_length,
+            info_length=self._info_length,
         )
 
 

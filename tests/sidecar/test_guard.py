@@ -1,0 +1,98 @@
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+
+from sidecar.guard import SERIES_A_POD, SERIES_A_RANK, Guard
+from sidecar.sampler import Rounds
+
+
+class Fixed:
+    """A collector that serves given families."""
+
+    interval = 0.5
+
+    def __init__(self, name: str, *families: Metric | Exception) -> None:
+        self.name = name
+        self.families = families
+
+    def sample(self) -> None:
+        pass
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self.families:
+            if isinstance(family, Exception):
+                raise family
+            yield family
+
+
+def gauge(name: str, count: int = 1, **labels: str) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, "text", labels=[*labels, "n"])
+    for n in range(count):
+        family.add_metric([*labels.values(), str(n)], n)
+    return family
+
+
+def page(*collectors: Fixed, run: bool = True) -> str:
+    rounds = [Rounds(collector) for collector in collectors]
+    if run:
+        for one in rounds:
+            one.run()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Guard(rounds, job=lambda: "llm"))
+    return generate_latest(registry).decode()
+
+
+def test_a_raising_collector_leaves_the_others_and_is_counted() -> None:
+    text = page(Fixed("bad", gauge("a_gauge"), KeyError("bug")), Fixed("good", gauge("b_gauge")))
+    assert "a_gauge" not in text, "half a collector's families would look like the whole"
+    assert 'b_gauge{n="0"} 0.0' in text
+    assert 'kitty_collector_errors_total{collector="bad",job="llm"} 1.0' in text
+    assert 'kitty_collector_errors_total{collector="good",job="llm"} 0.0' in text
+
+
+def test_nothing_is_served_of_a_collector_that_is_down() -> None:
+    text = page(Fixed("late", gauge("a_gauge")), run=False)
+    assert "a_gauge" not in text
+    assert 'kitty_collector_up{collector="late",job="llm",reason="starting"} 0.0' in text
+
+
+def test_up_has_no_reason() -> None:
+    assert 'kitty_collector_up{collector="c",job="llm",reason=""} 1.0' in page(Fixed("c"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "bound"),
+    [({"rank": "3"}, SERIES_A_RANK), ({"pid": "7"}, SERIES_A_RANK), ({}, SERIES_A_POD)],
+)
+def test_series_are_bounded_and_the_dropped_ones_counted(
+    labels: dict[str, str], bound: int
+) -> None:
+    text = page(Fixed("c", gauge("full", bound, **labels), gauge("over", 5, **labels)))
+    assert text.count("\nfull{") == bound
+    assert "over{" not in text
+    assert 'kitty_series_dropped_total{collector="c",job="llm"} 5.0' in text
+
+
+def test_one_rank_that_has_too_many_leaves_the_others() -> None:
+    text = page(
+        Fixed("a", gauge("full", SERIES_A_RANK, rank="0")),
+        Fixed("b", gauge("next", 1, rank="0")),
+        Fixed("c", gauge("other", 1, rank="1")),
+    )
+    assert "next{" not in text
+    assert 'other{n="0",rank="1"}' in text
+
+
+def test_a_histogram_is_dropped_whole() -> None:
+    histogram = HistogramMetricFamily("h_seconds", "text", labels=["rank"])
+    histogram.add_metric(["0"], [("1", 1), ("+Inf", 2)], 3)
+    text = page(Fixed("c", gauge("full", SERIES_A_RANK - 2, rank="0"), histogram))
+    assert "h_seconds" not in text
+
+
+def test_a_hostile_label_is_escaped() -> None:
+    text = page(Fixed("c", gauge("a_gauge", 1, comm='x"} 1\nforged 2\\')))
+    assert "\nforged" not in text
+    assert r'comm="x\"} 1\nforged 2\\"' in text

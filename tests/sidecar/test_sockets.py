@@ -1,0 +1,263 @@
+"""Every figure belongs to the rank whose process holds the socket."""
+
+import subprocess
+
+import pytest
+
+from sidecar.sources.sockets import growth, plus
+from tests.sidecar.sandbox import Sandbox
+
+SENDER = """
+import socket, sys, threading
+port, total = int(sys.argv[1]), int(sys.argv[2])
+connection = socket.create_connection(('127.0.0.1', port))
+connection.sendall(b'x' * total)
+print('sent', connection.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+SINK = """
+import socket, sys, threading
+def drain(connection):
+    while connection.recv(1 << 16):
+        pass
+def serve(port):
+    listener = socket.create_server(('127.0.0.1', port))
+    listening.release()
+    while True:
+        threading.Thread(target=drain, args=(listener.accept()[0],), daemon=True).start()
+listening = threading.Semaphore(0)
+for port in map(int, sys.argv[1:]):
+    threading.Thread(target=serve, args=(port,), daemon=True).start()
+    listening.acquire()
+print('listening', flush=True)
+sys.stdin.read()
+"""
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_only_the_rank_on_the_lossy_path_retransmits(sandbox: Sandbox) -> None:
+    """Two ranks in one pod; the namespace's own totals cannot tell them apart."""
+    sandbox.run(
+        "nft",
+        "-f",
+        "-",
+        stdin="table ip t {\nchain in {\ntype filter hook input priority 0;\n"
+        "tcp dport 5001 meta length > 1000 numgen random mod 100 < 10 drop\n}\n}\n",
+    )
+    sandbox.run("ip", "link", "set", "lo", "mtu", "1500")
+    sink = sandbox.python(SINK, "5001", "5002")
+    assert line(sink) == "listening"
+    size = 4_000_000
+    for rank, port in enumerate(("5001", "5002")):
+        sender = sandbox.python(
+            SENDER, port, str(size), KITTY_WATCH="1", RANK=str(rank), JOB_NAME="llm"
+        )
+        assert line(sender).startswith("sent")
+    sandbox.sidecar()
+    sandbox.until(
+        lambda: (
+            sandbox.scrape().values("kitty_tcp_delivered_bytes_total", rank="1") == [size + 1]
+            and sandbox.scrape().values("kitty_tcp_delivered_bytes_total", rank="0") == [size + 1]
+        )
+    )
+    page = sandbox.scrape()
+    lossy, clean = (
+        page.value("kitty_tcp_retransmitted_segments_total", rank=rank) for rank in "01"
+    )
+    assert lossy > 0
+    assert clean == 0
+    assert page.value("kitty_tcp_retransmitted_bytes_total", rank="1") == 0
+    assert page.value("kitty_tcp_peer_retransmitted_segments_total", rank="0") == lossy
+    both = page.values("net_tcp_retransmits_total")
+    assert len(both) == 2
+    assert both[0] == both[1] >= lossy
+
+
+def test_what_a_closed_connection_counted_stays(sandbox: Sandbox) -> None:
+    sink = sandbox.python(SINK, "5001")
+    assert line(sink) == "listening"
+    rank = sandbox.python(
+        "import socket, sys\n"
+        "held = socket.create_connection(('127.0.0.1', 5001))\n"
+        "for turn in sys.stdin:\n"
+        "    connection = socket.create_connection(('127.0.0.1', 5001))\n"
+        "    connection.sendall(b'x' * 10000)\n"
+        "    print('up', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "    connection.sendall(b'y' * 500)\n"
+        "    connection.close()\n"
+        "    print('closed', flush=True)\n",
+        KITTY_WATCH="1",
+        RANK="0",
+    )
+    sandbox.sidecar()
+    assert rank.stdin is not None
+    for turn in range(1, 4):
+        rank.stdin.write("open\n")
+        rank.stdin.flush()
+        assert line(rank) == "up"
+        sandbox.until(
+            lambda: (
+                sandbox.scrape().values("kitty_tcp_connections", rank="0", state="established")
+                == [2.0]
+            )
+        )
+        rank.stdin.write("close\n")
+        rank.stdin.flush()
+        assert line(rank) == "closed"
+        # 10,500 bytes, and the FIN takes a sequence number too.
+        sandbox.until(
+            lambda turn=turn: (
+                sandbox.scrape().values(  # type: ignore[misc] # a default binds it
+                    "kitty_tcp_delivered_bytes_total", rank="0"
+                )
+                == [turn * 10502.0 + 1]
+            )
+        )
+    page = sandbox.scrape()
+    assert page.value("kitty_tcp_closed_connections_total", rank="0", counted="to_the_end") == 3
+    assert (
+        page.value("kitty_tcp_closed_connections_total", rank="0", counted="to_the_reading_before")
+        == 0
+    )
+
+
+def test_a_connection_shorter_than_a_round_is_the_pods(sandbox: Sandbox) -> None:
+    sandbox.start("sleep", "60", env={"KITTY_WATCH": "1", "RANK": "0"})
+    sandbox.sidecar()
+    sandbox.until(lambda: sandbox.scrape().values("kitty_watched_processes") == [1.0])
+    sandbox.run(
+        "/usr/bin/python3",
+        "-c",
+        "import socket\n"
+        "l = socket.create_server(('127.0.0.1', 5001))\n"
+        "for _ in range(5):\n"
+        "    c = socket.create_connection(l.getsockname()); a, _ = l.accept()\n"
+        "    c.sendall(b'x' * 1000); a.recv(2000); c.close(); a.close()\n",
+    )
+    sandbox.until(
+        lambda: sandbox.scrape().values("kitty_tcp_received_bytes_total", rank="") == [5 * 1002]
+    )
+
+
+def test_the_agents_own_scrapes_do_not_count(sandbox: Sandbox) -> None:
+    sandbox.start("sleep", "60", env={"KITTY_WATCH": "1", "RANK": "0"})
+    sandbox.sidecar()
+    for _ in range(30):
+        sandbox.scrape()
+    sandbox.until(lambda: sandbox.scrape().values("kitty_watched_processes") == [1.0])
+    assert sum(sandbox.scrape().values("kitty_tcp_received_bytes_total")) == 0
+
+
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
+def test_a_listener_with_many_accepted_connections(sandbox: Sandbox, loopback: str) -> None:
+    rank = sandbox.python(
+        "import json, socket, sys\n"
+        "family = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET\n"
+        "l = socket.create_server((sys.argv[1], 5001), family=family, backlog=100)\n"
+        "print('listening', flush=True)\n"
+        "held = [l.accept()[0] for _ in range(50)]\n"
+        "print('accepted', flush=True)\n"
+        "sys.stdin.read()\n",
+        loopback,
+        KITTY_WATCH="1",
+        RANK="0",
+    )
+    assert line(rank) == "listening"
+    other = sandbox.python(
+        "import socket, sys\n"
+        "held = [socket.create_connection((sys.argv[1], 5001)) for _ in range(50)]\n"
+        "[c.sendall(b'x' * 100) for c in held]\n"
+        "print('sent', flush=True)\n"
+        "sys.stdin.read()\n",
+        loopback,
+        KITTY_WATCH="1",
+        RANK="1",
+    )
+    assert line(other) == "sent"
+    sandbox.sidecar()
+    sandbox.until(
+        lambda: (
+            sandbox.scrape().values("kitty_tcp_connections", rank="0", state="established")
+            == [50.0]
+        )
+    )
+    page = sandbox.scrape()
+    assert page.value("kitty_tcp_received_bytes_total", rank="0") == 5000
+    assert page.value("kitty_tcp_delivered_bytes_total", rank="0") == 0
+    assert page.value("kitty_tcp_rx_queue_bytes", rank="0") == 5000
+    assert page.value("kitty_tcp_connections", rank="0", state="listen") == 1
+    assert page.value("kitty_tcp_peer_received_bytes_total", rank="0", peer=loopback) == 5000
+
+
+def test_a_queue_that_is_not_read_shows(sandbox: Sandbox) -> None:
+    """The receiver stands still: the sender's queue fills, and the peer's window is to blame."""
+    still = sandbox.python(
+        "import socket, sys\n"
+        "l = socket.create_server(('127.0.0.1', 5001))\n"
+        "print('listening', flush=True)\n"
+        "held = l.accept()\n"
+        "sys.stdin.read()\n",
+    )
+    assert line(still) == "listening"
+    sandbox.python(
+        "import socket, sys\n"
+        "c = socket.create_connection(('127.0.0.1', 5001))\n"
+        "c.sendall(b'x' * 50_000_000)\n",
+        KITTY_WATCH="1",
+        RANK="0",
+    )
+    sandbox.sidecar()
+    sandbox.until(
+        lambda: sum(sandbox.scrape().values("kitty_tcp_tx_queue_bytes", rank="0")) > 10**5
+    )
+    sandbox.until(
+        lambda: (
+            sum(sandbox.scrape().values("kitty_tcp_limited_seconds_total", rank="0", by="receiver"))
+            > 0.5
+        )
+    )
+    page = sandbox.scrape()
+    assert page.value("net_tcp_tx_queue_bytes", rank="0") >= page.value(
+        "kitty_tcp_tx_queue_bytes", rank="0"
+    )
+
+
+def test_many_peers_keep_sixteen_series_and_nothing_is_lost(sandbox: Sandbox) -> None:
+    rank = sandbox.python(
+        "import json, socket, sys, threading\n"
+        "l = socket.create_server(('0.0.0.0', 5001), backlog=100)\n"
+        "held = []\n"
+        "for n in range(1, 41):\n"
+        "    c = socket.create_connection((f'127.0.1.{n}', 5001), 9, ('127.0.0.1', 0))\n"
+        "    a, _ = l.accept()\n"
+        "    held += [c, a]\n"
+        "    c.sendall(b'x' * 1000 * n)\n"
+        "print('sent', flush=True)\n"
+        "sys.stdin.read()\n",
+        KITTY_WATCH="1",
+        RANK="0",
+    )
+    assert line(rank) == "sent"
+    sandbox.sidecar()
+    total = sum(1000 * n for n in range(1, 41))
+    sandbox.until(
+        lambda: sum(sandbox.scrape().values("kitty_tcp_received_bytes_total", rank="0")) == total
+    )
+    page = sandbox.scrape()
+    peers = page.values("kitty_tcp_peer_received_bytes_total", rank="0")
+    assert len(peers) == 17
+    assert "other" in page.label("kitty_tcp_peer_received_bytes_total", "peer")
+    assert sum(peers) == total
+
+
+def test_counters_of_32_bits_wrap() -> None:
+    """A rank at 100 Gbit/s sends 2^32 segments in nine minutes."""
+    old = (5, 100, 100, 2**32 - 10, 0, 0, 0, 0)
+    new = (6, 200, 100, 20, 0, 0, 0, 0)
+    assert growth(new, old) == (1, 100, 0, 30, 0, 0, 0, 0)
+    assert plus(old, growth(new, old))[3] == 2**32 + 20
