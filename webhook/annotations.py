@@ -1,0 +1,137 @@
+"""What a user may write on a pod or a namespace, key by key, and how each value is read.
+
+The same fields, without the prefix, are keys of the configuration file: an annotation wins over
+the configuration, the configuration over the default.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from webhook.profiles import Profile
+from webhook.quantities import parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+PREFIX = "kitty.k10s.dev/"
+
+INJECT_LABEL = PREFIX + "inject"
+"""On a namespace or a pod: "true" or "false"; the pod's wins; any other value counts as absent."""
+INJECTED_LABEL = PREFIX + "injected"
+"""Written on every injected pod ("true"), for label selectors."""
+STATUS = PREFIX + "status"
+"""Written by the webhook: JSON with version, profile, port, containers, or the skip reason."""
+CONTAINERS = PREFIX + "containers"
+PROFILE = PREFIX + "profile"
+NATIVE_SIDECAR = PREFIX + "native-sidecar"
+IMAGE = PREFIX + "image"
+CPU_REQUEST = PREFIX + "cpu-request"
+CPU_LIMIT = PREFIX + "cpu-limit"
+MEMORY_REQUEST = PREFIX + "memory-request"
+MEMORY_LIMIT = PREFIX + "memory-limit"
+PORT = PREFIX + "port"
+JOB = PREFIX + "job"
+COLLECTORS = PREFIX + "collectors"
+
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+"""kubectl's own: which container exec and logs take; set only where absent."""
+
+MAX_JOB = 253
+_CPU_FLOOR = parse_quantity("10m")
+_MEMORY_FLOOR = parse_quantity("64Mi")
+_IMAGE = re.compile(r"[a-zA-Z0-9][\w.:/@+-]{0,511}")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_COLLECTOR = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+class BadValueError(ValueError):
+    """A value outside what its field allows."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One setting: how it is read and what it may hold.
+
+    Attributes:
+        allowed: The allowed values, in words that fit a warning of 120 characters.
+        read: Turns the text into the value, or raises BadValueError.
+    """
+
+    allowed: str
+    read: Callable[[str], Any]
+
+
+def _one_of(*values: str) -> Field:
+    def read(text: str) -> str:
+        if text not in values:
+            raise BadValueError
+        return text
+
+    return Field(", ".join(values), read)
+
+
+def _profile(text: str) -> Profile:
+    try:
+        return Profile(text)
+    except ValueError as error:
+        raise BadValueError from error
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535):
+        raise BadValueError
+    return int(text)
+
+
+def _quantity(allowed: str, floor: Any) -> Field:
+    def read(text: str) -> str:
+        value = parse_quantity(text)
+        if value is None or value <= 0 or (floor is not None and value < floor):
+            raise BadValueError
+        return text
+
+    return Field(allowed, read)
+
+
+def _image(text: str) -> str:
+    if not _IMAGE.fullmatch(text):
+        raise BadValueError
+    return text
+
+
+def _names(pattern: re.Pattern[str]) -> Callable[[str], tuple[str, ...]]:
+    def read(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+        if not names or not all(pattern.fullmatch(name) for name in names):
+            raise BadValueError
+        return names
+
+    return read
+
+
+def _job(text: str) -> str:
+    job = text.strip()
+    if not job or len(job) > MAX_JOB or not job.isprintable():
+        raise BadValueError
+    return job
+
+
+FIELDS: Mapping[str, Field] = {
+    "containers": Field("container names, comma separated", _names(_NAME)),
+    "profile": Field("privileged, capabilities, unprivileged", _profile),
+    "native-sidecar": _one_of("auto", "true", "false"),
+    "image": Field("an image reference", _image),
+    "cpu-request": _quantity("a CPU quantity above 0", None),
+    # Below these a runtime refuses to start the container, or the agent is killed while it
+    # starts: with a native sidecar the training container would then not start either.
+    "cpu-limit": _quantity("a CPU quantity, 10m or more", _CPU_FLOOR),
+    "memory-request": _quantity("a memory quantity above 0", None),
+    "memory-limit": _quantity("a memory quantity, 64Mi or more", _MEMORY_FLOOR),
+    "port": Field("1-65535", _port),
+    "job": Field(f"text of 1-{MAX_JOB} printable characters", _job),
+    "collectors": Field("collector names, comma separated", _names(_COLLECTOR)),
+}
+"""Every annotation a user may set, by its name without the prefix."""

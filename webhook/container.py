@@ -1,0 +1,94 @@
+"""The sidecar's container and its volume, built from a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from webhook.decision import PORT_NAME, SIDECAR, Plan
+from webhook.profiles import Profile, security_context
+
+if TYPE_CHECKING:
+    from webhook.config import Config
+
+FIELD_ENV = {
+    "KITTY_NODE": "spec.nodeName",
+    "KITTY_POD": "metadata.name",
+    "KITTY_NAMESPACE": "metadata.namespace",
+    "KITTY_POD_UID": "metadata.uid",
+    "KITTY_POD_IP": "status.podIP",
+}
+
+
+def sidecar(plan: Plan, config: Config, *, volume: str | None) -> dict[str, Any]:
+    """The container, as it goes into the pod.
+
+    It has no probe: a startup probe delays the trainer, a readiness probe its operator.
+
+    Args:
+        plan: What was decided.
+        config: The image's command and the like.
+        volume: The name of the driver volume, where there is one.
+    """
+    container: dict[str, Any] = {
+        "name": SIDECAR,
+        "image": plan.image,
+        "imagePullPolicy": "IfNotPresent",
+    }
+    if config.sidecar_command:
+        container["command"] = list(config.sidecar_command)
+    if plan.native:
+        container["restartPolicy"] = "Always"
+    container["env"] = _env(plan, config)
+    if not plan.host_network:
+        # In a hostNetwork pod it would become a hostPort and keep the pod from being scheduled.
+        container["ports"] = [
+            {"name": PORT_NAME, "containerPort": plan.port, "protocol": "TCP"},
+        ]
+    if plan.resources:
+        r = plan.resources
+        container["resources"] = {
+            "requests": {"cpu": r.cpu_request, "memory": r.memory_request},
+            "limits": {"cpu": r.cpu_limit, "memory": r.memory_limit},
+        }
+    container["securityContext"] = security_context(plan.profile, plan.level, plan.identity)
+    if volume:
+        container["volumeMounts"] = [
+            {"name": volume, "mountPath": config.driver_root, "readOnly": True}
+        ]
+    return container
+
+
+def needs_driver_volume(plan: Plan, config: Config) -> bool:
+    """Whether the node's driver libraries are mounted: where no runtime brings them by env."""
+    return plan.gpu and plan.profile is Profile.PRIVILEGED and config.driver_root is not None
+
+
+def driver_volume(config: Config, name: str) -> dict[str, Any]:
+    """The volume of them; without a type, so that a node that lacks the directory still starts."""
+    return {"name": name, "hostPath": {"path": config.driver_root}}
+
+
+def _env(plan: Plan, config: Config) -> list[dict[str, Any]]:
+    values = {
+        "KITTY_PORT": str(plan.port),
+        "KITTY_BIND": config.bind,
+        "KITTY_JOB": _literal(plan.job),
+        "KITTY_RANK": None if plan.rank is None else str(plan.rank),
+        "KITTY_PROFILE": plan.profile.value,
+        "KITTY_COLLECTORS": ",".join(plan.collectors) if plan.collectors else None,
+        "KITTY_RTT_HOOK": config.rtt_hook,
+        "KITTY_LIFECYCLE": "native" if plan.native else "ordinary",
+        "KITTY_RESTART_POLICY": plan.restart_policy,
+        "NVIDIA_VISIBLE_DEVICES": "all" if plan.gpu else "void",
+        "NVIDIA_DRIVER_CAPABILITIES": "utility" if plan.gpu else None,
+    }
+    fields = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in FIELD_ENV.items()
+    ]
+    return fields + [{"name": name, "value": v} for name, v in values.items() if v is not None]
+
+
+def _literal(value: str) -> str:
+    """The kubelet expands ``$(NAME)`` in a value and takes ``$$`` for one dollar sign."""
+    return value.replace("$", "$$")

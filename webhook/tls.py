@@ -1,0 +1,60 @@
+"""The server's TLS context, built anew when its files change."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import threading
+
+log = logging.getLogger("kitty.webhook")
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+class ReloadingContext:
+    """A TLS context of two files that someone else may replace at any time.
+
+    New connections get the new certificate; those that are open go on. Files that do not fit each
+    other, as seen half-way through a replacement, leave the last good pair in place.
+
+    Args:
+        certificate: Path of the chain, PEM.
+        key: Path of the private key, PEM; may be the same file.
+    """
+
+    def __init__(self, certificate: str, key: str) -> None:
+        self._certificate = certificate
+        self._key = key
+        self._lock = threading.Lock()
+        self._stamp: Stamp | None = None
+        self._context: ssl.SSLContext | None = None
+
+    def current(self) -> ssl.SSLContext:
+        """The context of the files as they are now, or of the last good pair.
+
+        Raises:
+            OSError: There never was a good pair (ssl.SSLError is one of these).
+        """
+        try:
+            stamp = self._look()
+            if stamp == self._stamp and self._context:
+                return self._context
+            with self._lock:
+                return self._load(stamp)
+        except OSError as error:
+            if self._context is None:
+                raise
+            log.warning("the certificate on disk cannot be used, the last one stays: %s", error)
+            return self._context
+
+    def _look(self) -> Stamp:
+        stats = (os.stat(self._certificate), os.stat(self._key))
+        return tuple((s.st_mtime_ns, s.st_ino, s.st_size) for s in stats)
+
+    def _load(self, stamp: Stamp) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self._certificate, self._key)
+        self._context, self._stamp = context, stamp
+        return context
