@@ -55,6 +55,7 @@ class ProcessCollector:
         self._descriptors = descriptors
         self._proc = proc
         self._latest: tuple[_Row, ...] = ()
+        self._folders_have_sizes = _size(f"{proc}/self/fd") > 0
 
     def sample(self) -> None:
         """Reads once; a file that is denied leaves its rows out."""
@@ -85,7 +86,7 @@ class ProcessCollector:
             io = self._pod.procfs.io(pid)
             values["proc_io_read_bytes"] = io.read_bytes
             values["proc_io_write_bytes"] = io.write_bytes
-            values["proc_fd_count"] = len(os.listdir(f"{self._proc}/{pid}/fd"))
+            values["proc_fd_count"] = self._open_files(pid)
         except (OSError, SourceError):
             pass
         held = self._descriptors.get(pid)
@@ -93,6 +94,10 @@ class ProcessCollector:
             values["proc_socket_count"] = len(held.sockets)
         known = {name: value for name, value in values.items() if value is not None}
         return _Row(labels, folded_state(stat.state), known)
+
+    def _open_files(self, pid: int) -> int:
+        folder = f"{self._proc}/{pid}/fd"
+        return os.stat(folder).st_size if self._folders_have_sizes else len(os.listdir(folder))
 
     def collect(self) -> Iterator[Metric]:
         """Yields the rows of the reference, a series a watched process."""
@@ -119,6 +124,14 @@ class ProcessCollector:
                 if name in row.values:
                     gauge.add_metric(row.labels, row.values[name])
             yield gauge
+
+
+def _size(folder: str) -> int:
+    """Returns a folder's size: of fd the number of descriptors since Linux 6.2, 0 before."""
+    try:
+        return os.stat(folder).st_size
+    except OSError:
+        return 0
 
 
 def folded_state(letter: str) -> str:
