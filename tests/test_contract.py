@@ -1,0 +1,109 @@
+"""What the webhook writes is what the sidecar reads: names, values, port."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+
+from sidecar import agent
+from sidecar.config import Config, from_environment
+
+FIELDS = {
+    "spec.nodeName": "gpu-node-7.example",
+    "metadata.name": "llm-0",
+    "metadata.namespace": "team-a",
+    "metadata.uid": "8f6c4b0e-1d5a-4c0b-9a55-6f1f6a0f7b11",
+    "status.podIP": "fd00::12",
+}
+
+
+def injected(annotations: dict[str, str], **spec: Any) -> dict[str, Any]:
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "llm-0", "namespace": "team-a", "annotations": annotations},
+        "spec": {"containers": [{"name": "trainer", "image": "t"}], **spec},
+    }
+    pod["metadata"]["labels"] = {"kitty.k10s.dev/inject": "true"}  # type: ignore[index] # a mapping
+    done = subprocess.run(
+        [sys.executable, "-c", "from webhook.cli import main; main(['inject', '-f', '-'])"],
+        input=yaml.safe_dump(pod),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    result: dict[str, Any] = yaml.safe_load(done.stdout)
+    return result
+
+
+def sidecar_of(pod: dict[str, Any]) -> dict[str, Any]:
+    spec = pod["spec"]
+    (container,) = (
+        c for c in [*spec["containers"], *spec.get("initContainers", [])] if c["name"] == "kitty"
+    )
+    return dict(container)
+
+
+def environment(container: dict[str, Any]) -> dict[str, str]:
+    return {
+        entry["name"]: entry["value"]
+        if "value" in entry
+        else FIELDS[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        for entry in container["env"]
+    }
+
+
+def config_of(pod: dict[str, Any]) -> Config:
+    config, problems = from_environment(
+        environment(sidecar_of(pod)), collectors=frozenset(agent.COLLECTORS)
+    )
+    assert problems == []
+    return config
+
+
+def test_a_plain_pod() -> None:
+    pod = injected({}, restartPolicy="Never")
+    config = config_of(pod)
+    assert (config.node, config.pod, config.namespace, config.pod_uid, config.pod_ip) == tuple(
+        FIELDS.values()
+    )
+    (port,) = sidecar_of(pod)["ports"]
+    assert (port["name"], port["containerPort"]) == ("kitty-metrics", config.port)
+    assert config.job == pod["metadata"]["annotations"]["kitty.k10s.dev/job"] == "llm-0"
+    assert (config.lifecycle, config.restart_policy) == ("ordinary", "Never")
+    assert (config.profile, config.collectors, config.rtt_hook) == ("privileged", None, "auto")
+    (watch,) = (e for e in pod["spec"]["containers"][0]["env"] if e["name"] == "KITTY_WATCH")
+    assert watch["value"] == "1"
+
+
+@pytest.mark.parametrize("native", ["true", "false"])
+def test_every_annotation_arrives(native: str) -> None:
+    pod = injected(
+        {
+            "kitty.k10s.dev/port": "9200",
+            "kitty.k10s.dev/job": "llm, größer",
+            "kitty.k10s.dev/profile": "capabilities",
+            "kitty.k10s.dev/collectors": "pod, tcp",
+            "kitty.k10s.dev/native-sidecar": native,
+        },
+        restartPolicy="OnFailure",
+    )
+    config = config_of(pod)
+    assert config.port == 9200
+    assert config.job == "llm, größer"
+    assert config.profile == "capabilities"
+    assert config.collectors == {"pod", "tcp"}
+    assert config.lifecycle == ("native" if native == "true" else "ordinary")
+    assert config.restart_policy == "OnFailure"
+
+
+def test_a_host_network_pod_publishes_its_port() -> None:
+    pod = injected({}, hostNetwork=True)
+    assert "ports" not in sidecar_of(pod)
+    published = pod["metadata"]["annotations"]["kitty.k10s.dev/port"]
+    assert config_of(pod).port == int(published)
+    assert 19100 <= int(published) <= 20123
