@@ -58,7 +58,7 @@ class NetdevCollector:
     """
 
     name = "netdev"
-    interval = 1.0
+    interval = 2.0
 
     def __init__(
         self,

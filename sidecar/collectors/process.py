@@ -45,7 +45,7 @@ class _Row:
 
 
 class ProcessCollector:
-    """Reads status, io and fd of the processes that have per-pid series."""
+    """Reads stat, status, io and fd of the processes that have per-pid series."""
 
     name = "process"
     interval = 0.5
@@ -68,12 +68,9 @@ class ProcessCollector:
         self._latest = tuple(row for row in rows if row is not None)
 
     def _read(self, pid: int, labels: tuple[str, ...]) -> _Row | None:
-        stat = self._pod.stats.get(pid)
         try:
-            status = self._pod.procfs.status(pid)
+            stat, status = self._pod.procfs.stat(pid), self._pod.procfs.status(pid)
         except (OSError, SourceError):
-            return None
-        if stat is None:
             return None
         values: dict[str, float | None] = {
             "proc_cpu_usage_seconds": (stat.user_ticks + stat.system_ticks) / TICKS,

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
     from sidecar.sources.procfs import ProcFS
 
-TASKS_A_ROUND = 256
-"""Threads read in one call; the process at which they are used up is read to its end."""
+CYCLE = 5
+"""Calls in which all threads are read once."""
+TASKS_A_ROUND = 32, 512
+"""Least and most threads read in one call; the process that reaches it is read to its end."""
 TASKS_A_PROCESS = 1024
 """Threads of one process that are read; those of a process with more are partly unknown."""
 
@@ -56,7 +58,9 @@ class DelayTable:
         for gone in self._threads.keys() - set(processes):
             del self._threads[gone]
         blocks = self._procfs.delay_accounting() is not False
-        left = TASKS_A_ROUND
+        least, most = TASKS_A_ROUND
+        known = sum(len(threads) for threads in self._threads.values())
+        left = min(max(least, known // CYCLE + 1), most)
         for _ in range(len(processes)):
             self._next = (self._next + 1) % len(processes)
             process = processes[self._next]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 from sidecar.sources.errors import MalformedError
 from sidecar.sources.files import read
@@ -21,8 +22,7 @@ ENVIRON_LIMIT = 8 << 20
 """Bytes of an environment that are searched: execve(2) allows a quarter of the stack limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(NamedTuple):
     """One line of /proc/<pid>/stat.
 
     Sample: `4021 (pt main (1)) S 1 4021 ... 31 0 0 20 0 12 0 5123 ...`. Source: fs/proc/array.c,
@@ -49,6 +49,9 @@ class Stat:
     """Where arguments and environment begin: changes at every exec. Zero without permission."""
 
 
+_STAT_FIELDS = itemgetter(1, 7, 8, 9, 10, 11, 12, 13, 14, 17, 19, 21, 39, 45, 47)
+
+
 def parse_stat(data: bytes) -> Stat:
     """Parses stat; the name may hold spaces, parentheses and newlines.
 
@@ -58,23 +61,26 @@ def parse_stat(data: bytes) -> Stat:
     opening, closing = data.find(b"("), data.rfind(b")")
     fields = data[closing + 2 :].split()
     try:
+        numbers = [int(field) for field in _STAT_FIELDS(fields)]
+        ppid, minor, child_minor, major, child_major, user, system, *rest = numbers
+        child_user, child_system, threads, start, rss, block_delay, arguments, environment = rest
         return Stat(
             pid=int(data[:opening]),
             comm=data[opening + 1 : closing].decode("utf-8", "replace"),
             state=chr(fields[0][0]),
-            ppid=int(fields[1]),
-            minor_faults=int(fields[7]),
-            child_minor_faults=int(fields[8]),
-            major_faults=int(fields[9]),
-            child_major_faults=int(fields[10]),
-            user_ticks=int(fields[11]),
-            system_ticks=int(fields[12]),
-            child_ticks=int(fields[13]) + int(fields[14]),
-            threads=int(fields[17]),
-            start_ticks=int(fields[19]),
-            rss_pages=int(fields[21]),
-            block_delay_ticks=int(fields[39]) if len(fields) > 39 else 0,
-            image=(int(fields[45]), int(fields[47])) if len(fields) > 47 else (0, 0),
+            ppid=ppid,
+            minor_faults=minor,
+            child_minor_faults=child_minor,
+            major_faults=major,
+            child_major_faults=child_major,
+            user_ticks=user,
+            system_ticks=system,
+            child_ticks=child_user + child_system,
+            threads=threads,
+            start_ticks=start,
+            rss_pages=rss,
+            block_delay_ticks=block_delay,
+            image=(arguments, environment),
         )
     except (ValueError, IndexError) as e:
         raise MalformedError(f"stat: {data[:80]!r}") from e

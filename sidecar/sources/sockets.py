@@ -227,11 +227,9 @@ class SocketTable:
         self._info_length = next(
             (len(sock.info) for sock in (*sockets, *closed) if sock.info), self._info_length
         )
-        for sock in sockets:
-            self._follow(sock)
+        self._doubt()
+        self._follow(sockets)
         self._resolve()
-        for connection in self._open.values():
-            self._settle(connection)
         for sock in closed:
             self._close(sock)
         self._forget()
@@ -239,15 +237,23 @@ class SocketTable:
             ledger.promote()
         self.snapshot = self._snapshot(sockets)
 
-    def _follow(self, sock: TcpSocket) -> None:
-        connection = self._open.get(sock.cookie)
-        if connection is None:
-            connection = self._open[sock.cookie] = _Connection(sock)
-        connection.seen = self._round
-        if sock.inode:
-            connection.inode = sock.inode
-        if sock.state != LISTEN:
-            self._count(connection, sock.info)
+    def _doubt(self) -> None:
+        if self._walked is not self._view():
+            # A process that is new may hold what nobody held before.
+            for connection in self._open.values():
+                if connection.owner is None:
+                    connection.resolved = False
+
+    def _follow(self, sockets: Iterable[TcpSocket]) -> None:
+        for sock in sockets:
+            connection = self._open.get(sock.cookie)
+            if connection is None:
+                connection = self._open[sock.cookie] = _Connection(sock)
+            connection.seen = self._round
+            if sock.inode:
+                connection.inode = sock.inode
+            if sock.state != LISTEN:
+                self._count(connection, sock.info)
 
     def _count(self, connection: _Connection, info: bytes) -> None:
         raw = counter_bytes(info)
@@ -255,16 +261,15 @@ class SocketTable:
             return
         connection.raw = raw
         now = counters(info)
-        connection.pending = plus(connection.pending, growth(now, connection.counted))
+        grown = growth(now, connection.counted)
         connection.counted = now
+        if not connection.resolved:
+            connection.pending = plus(connection.pending, grown)
+        elif connection.owner is not None:
+            self._ledger(connection.owner).add(connection.peer, grown)
 
     def _resolve(self) -> None:
         view = self._view()
-        if self._walked is not view:
-            # A process that is new may hold what nobody held before.
-            for connection in self._open.values():
-                if connection.owner is None:
-                    connection.resolved = False
         waiting = [c for c in self._open.values() if not c.resolved and c.inode]
         if not waiting and self._walked is view:
             return
@@ -286,14 +291,13 @@ class SocketTable:
         if self._descriptors.denied:
             fallback = view.ranks[0].rank if len(view.ranks) == 1 else ""
         for connection in waiting:
-            connection.owner = owners.get(connection.inode, fallback)
-            connection.resolved = True
+            self._own(connection, owners.get(connection.inode, fallback))
 
-    def _settle(self, connection: _Connection) -> None:
-        if connection.resolved and connection.pending is not ZERO:
-            if connection.owner is not None:
-                self._ledger(connection.owner).add(connection.peer, connection.pending)
-            connection.pending = ZERO
+    def _own(self, connection: _Connection, owner: str | None) -> None:
+        connection.owner, connection.resolved = owner, True
+        if owner is not None and connection.pending is not ZERO:
+            self._ledger(owner).add(connection.peer, connection.pending)
+        connection.pending = ZERO
 
     def _ledger(self, owner: str) -> _Ledger:
         ledger = self._ledgers.get(owner)
@@ -309,8 +313,7 @@ class SocketTable:
         self._count(connection, sock.info)
         if not connection.resolved:
             # Shorter than a round: nobody saw who held it, so it is the pod's.
-            connection.owner, connection.resolved = "", True
-        self._settle(connection)
+            self._own(connection, "")
         if connection.owner is not None:
             self._ledger(connection.owner).closed_read += 1
 
@@ -319,8 +322,7 @@ class SocketTable:
         for cookie in gone:
             connection = self._open.pop(cookie)
             if not connection.resolved:
-                connection.owner, connection.resolved = "", True
-            self._settle(connection)
+                self._own(connection, "")
             if connection.owner is not None and connection.raw:
                 self._ledger(connection.owner).closed_unread += 1
         ranks = {rank.rank for rank in self._view().ranks}

@@ -208,7 +208,7 @@ def test_waiting_that_the_kernel_does_not_keep_is_absent(ranks: Ranks) -> None:
 
 
 def test_many_threads_are_read_in_turns(ranks: Ranks) -> None:
-    count = TASKS_A_ROUND + 10
+    count = TASKS_A_ROUND[1] + 10
     for pid in (HEAD, WORKER):
         ranks.process(pid, delays={pid * 1000 + i: (10**9, 0) for i in range(count)})
     delay = "kitty_rank_run_queue_delay_seconds_total"
