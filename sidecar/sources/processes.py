@@ -30,6 +30,7 @@ NAMES = tuple(
         "JOB_NAME",
         "TORCHELASTIC_RUN_ID",
         "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
         "LOCAL_RANK",
         "NVIDIA_VISIBLE_DEVICES",
         *RANK_VARIABLES,
@@ -51,7 +52,8 @@ class Process:
         environ_readable: False where the kernel denied it, and the variables are unknown.
         watch: True for KITTY_WATCH=1, False for any other value, None where it is not set.
         rank: of its own environment; None where it has none.
-        launched: torchrun started it as a worker; sets it apart from an agent of the same RANK.
+        launched: 1 for a task of srun, 2 for a worker of torchrun, else 0. Of equal ranks the
+            larger one is meant: an agent may have its worker's, a batch script that of a task.
         jobs: JOB_NAME, TORCHELASTIC_RUN_ID, SLURM_JOB_ID as far as they are set.
         visible_devices: NVIDIA_VISIBLE_DEVICES, None where it is not set.
     """
@@ -63,7 +65,7 @@ class Process:
     environ_readable: bool = True
     watch: bool | None = None
     rank: str | None = None
-    launched: bool = False
+    launched: int = 0
     jobs: tuple[tuple[str, str], ...] = ()
     visible_devices: str | None = None
 
@@ -160,7 +162,7 @@ class ProcessTable:
             container=container,
             watch=env["KITTY_WATCH"] == "1" if "KITTY_WATCH" in env else None,
             rank=_rank(env),
-            launched="LOCAL_RANK" in env and "TORCHELASTIC_RUN_ID" in env,
+            launched=_launched(env),
             jobs=_jobs(env),
             visible_devices=env.get("NVIDIA_VISIBLE_DEVICES"),
         )
@@ -201,6 +203,12 @@ def _rank(env: Mapping[str, str]) -> str | None:
             except ValueError:
                 continue
     return None
+
+
+def _launched(env: Mapping[str, str]) -> int:
+    if "LOCAL_RANK" in env and "TORCHELASTIC_RUN_ID" in env:
+        return 2
+    return 1 if "SLURM_STEP_ID" in env else 0
 
 
 def _jobs(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

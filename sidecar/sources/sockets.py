@@ -336,10 +336,10 @@ class SocketTable:
         for sock in sockets:
             if sock.state != LISTEN:
                 send_queue += sock.send_queue
-            connection = self._open[sock.cookie]
-            owner = connection.owner
-            if owner is None:
-                continue
+            connection = self._open.get(sock.cookie)
+            owner = connection.owner if connection is not None else None
+            if connection is None or owner is None:
+                continue  # closed since, or not the pod's
             rank_of[connection.key] = owner
             summed = gauges.get(owner)
             if summed is None:
