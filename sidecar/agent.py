@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 import sidecar
+from sidecar.collectors.cgroup import CgroupCollector
 from sidecar.collectors.kernel import KernelCollector
 from sidecar.collectors.net import NetCollector
+from sidecar.collectors.netdev import NetdevCollector
 from sidecar.collectors.pod import PodCollector
 from sidecar.collectors.process import ProcessCollector
+from sidecar.collectors.rank import RankCollector
+from sidecar.collectors.rdma import RdmaCollector
 from sidecar.collectors.rtt import RttCollector
 from sidecar.collectors.system import SystemCollector
 from sidecar.collectors.tcp import TcpCollector
@@ -23,13 +27,19 @@ from sidecar.guard import Guard
 from sidecar.lifecycle import Lifecycle
 from sidecar.pod import Pod
 from sidecar.sampler import Rounds, Sampler
+from sidecar.sources.addresses import addresses
+from sidecar.sources.cgroup_mounts import CgroupFS
+from sidecar.sources.delays import DelayTable
 from sidecar.sources.descriptors import DescriptorTable
 from sidecar.sources.errors import SourceError
+from sidecar.sources.maps import MapTable
 from sidecar.sources.processes import ProcessTable
 from sidecar.sources.procfs import ProcFS
+from sidecar.sources.rdma import RdmaFS
 from sidecar.sources.sockdiag import SockDiag
 from sidecar.sources.sockets import SocketTable
 from sidecar.sources.system import SystemFS
+from sidecar.sources.trees import TreeTable
 from sidecar.web import application, listen
 
 if TYPE_CHECKING:
@@ -55,6 +65,15 @@ class Sources:
         self.system = SystemFS(proc)
         self.own_port = own_port
         self.ebpf = Loader(python=config.bcc_python, proc=proc, sys=str(config.sys))
+        self.trees = TreeTable(
+            procfs,
+            DelayTable(procfs),
+            view=lambda: self.pod.view,
+            stats=lambda: self.pod.stats,
+        )
+        self.maps = MapTable(view=lambda: self.pod.view, proc=proc, sys=str(config.sys))
+        self.cgroups = CgroupFS(proc)
+        self.rdma = RdmaFS(str(config.sys))
         self.sockets: SocketTable | None = None
         try:
             self.sockets = SocketTable(
@@ -79,6 +98,10 @@ COLLECTORS: dict[str, Callable[[Sources], Collector | None]] = {
     "kernel": lambda s: KernelCollector(s.pod, s.ebpf, proc=s.proc),
     "system": lambda s: SystemCollector(s.pod, s.system, proc=s.proc),
     "process": lambda s: ProcessCollector(s.pod, s.descriptors, proc=s.proc),
+    "rank": lambda s: RankCollector(s.pod, s.trees, s.maps),
+    "cgroup": lambda s: CgroupCollector(s.pod, s.cgroups),
+    "rdma": lambda s: RdmaCollector(s.pod, s.rdma, s.descriptors, s.sockets, proc=s.proc),
+    "netdev": lambda s: NetdevCollector(s.pod, addresses=addresses, proc=s.proc),
 }
 """Every collector, in the order in which a round runs them: the pod's processes come first, then
 its sockets, which the others use. One line a collector; its name is that of its file."""
@@ -115,9 +138,12 @@ class Agent:
         self._server = listen(app, bind=self.config.bind, port=self.config.port)
         threading.Thread(target=self._server.serve_forever, name="web", daemon=True).start()
         self.sampler.start()
+        if any(rounds.collector.name == "rank" for rounds in self.rounds):
+            self.sources.maps.start()
 
     def close(self) -> None:
         """Stops sampling and listening, and detaches what collectors attached."""
+        self.sources.maps.stop()
         self.sampler.stop()
         for rounds in self.rounds:
             if isinstance(rounds.collector, RttCollector | KernelCollector):

@@ -26,6 +26,8 @@ BUDGET = 0.005
 """Share of one core that a collector may use before its rounds are spread out."""
 LONGEST_INTERVAL = 5.0
 """Seconds: no collector samples less often, whatever it costs."""
+TOGETHER = 0.05
+"""Seconds by which a round may begin early, to run with others: waking up is dear."""
 STALLED_AFTER = 15.0
 """Seconds without a finished round after which a collector's values are no longer served."""
 
@@ -138,7 +140,7 @@ class Sampler:
         while not self._stop.is_set():
             now = self._clock()
             for rounds in self.rounds:
-                if rounds.due <= now and not self._stop.is_set():
+                if rounds.due <= now + TOGETHER and not self._stop.is_set():
                     rounds.run()
             pause = min(r.due for r in self.rounds) - self._clock()
             self._stop.wait(max(pause, 0.01))
