@@ -19,8 +19,8 @@ from prometheus_client.core import (
 )
 
 from sidecar.collectors.base import Reason, UnavailableError
-from sidecar.ebpf import cgroups, events, loader, rtt, waits
-from sidecar.sources.oom import OomKills
+from sidecar.ebpf import events, loader, rtt, waits
+from sidecar.sources.oom_kills import OomKills
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from sidecar.attribution import PodView
     from sidecar.pod import Pod
+    from sidecar.sources.cgroup_mounts import CgroupFS
 
 LOG = logging.getLogger("kitty.kernel")
 
@@ -65,6 +66,7 @@ class KernelCollector:
     Args:
         pod: the pod's processes.
         load: loads eBPF programs.
+        cgroups: counts OOM kills where the program cannot.
         proc: root of procfs.
         clock: seconds, monotonic.
     """
@@ -76,12 +78,14 @@ class KernelCollector:
         self,
         pod: Pod,
         load: loader.Loader,
+        cgroups: CgroupFS,
         *,
         proc: str = "/proc",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pod = pod
         self._load = load
+        self._cgroups = cgroups
         self._proc = proc
         self._clock = clock
         self._thread: threading.Thread | None = None
@@ -93,7 +97,6 @@ class KernelCollector:
         self._unplaced: dict[int, int] = {}
         self._vectors: dict[int, int] = {}
         self._oom = OomKills()
-        self._directories: tuple[str, ...] = ()
         self._published = _Published()
 
     def sample(self) -> None:
@@ -109,12 +112,10 @@ class KernelCollector:
         loaded = {n: r for n, r in self._results.items() if isinstance(r, loader.Loaded)}
         view = self._pod.view
         self._read_waits(view)
-        if view is not self._view:
-            self._directories = cgroups.directories(sorted(view.watched), proc=self._proc)
-            self._view = view
+        self._view = view
         drops, oom = loaded.get("drops"), loaded.get("oom")
         if oom is None:
-            self._oom.refresh(self._directories)
+            self._oom.add(self._counts())
         self._published = _Published(
             dict(self._vectors),
             events.read_drops(drops) if drops else None,
@@ -184,6 +185,15 @@ class KernelCollector:
             reason = result.reason if isinstance(result, loader.Refused) else ""
             state.add_metric([name, reason, node, job], 0 if refused else 1)
         return state
+
+    def _counts(self) -> dict[str, int]:
+        counts = {}
+        for container, (pid, paths) in self._pod.containers().items():
+            usage = self._cgroups.usage(pid, paths)
+            count = usage.events.get("oom_kill") if usage is not None else None
+            if count is not None:
+                counts[container] = count
+        return counts
 
     def _ready(self) -> bool:
         """Whether loading has ended; starts it, and once more where trouble may have passed."""

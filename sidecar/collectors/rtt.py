@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from sidecar.ebpf.loader import Loader
     from sidecar.pod import Pod
+    from sidecar.sources.cgroup_mounts import CgroupFS
     from sidecar.sources.sockets import SocketSnapshot, SocketTable
 
 LABELS = ("rank", "node", "job")
@@ -67,6 +68,7 @@ class RttCollector:
         pod: the pod's processes.
         sockets: the socket join; without it the samples are the only rank's, or the pod's.
         load: loads eBPF programs.
+        cgroups: finds the containers' control groups, for the hook that is attached to them.
         hook: `auto` or one of `ebpf.rtt.HOOKS`.
         own_port: returns the port of the agent's own /metrics, whose connections do not count.
         proc: root of procfs.
@@ -81,6 +83,7 @@ class RttCollector:
         pod: Pod,
         sockets: SocketTable | None,
         load: Loader,
+        cgroups: CgroupFS,
         *,
         hook: str = rtt.AUTO,
         own_port: Callable[[], int] = lambda: 0,
@@ -88,11 +91,12 @@ class RttCollector:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pod = pod
+        self._cgroups = cgroups
         self._sockets = sockets
         self._hooks = HookSelection(
             load,
             hook=hook,
-            watched=lambda: pod.view.watched,
+            cgroups=self._directories,
             snapshot=lambda: sockets.snapshot if sockets else None,
             proc=proc,
             clock=clock,
@@ -152,6 +156,14 @@ class RttCollector:
     def close(self) -> None:
         """Detaches the hook."""
         self._hooks.close()
+
+    def _directories(self) -> tuple[str, ...]:
+        found = set()
+        for pid, paths in self._pod.containers().values():
+            directory = self._cgroups.unified(pid, paths)
+            if directory is not None:
+                found.add(directory)
+        return tuple(sorted(found))
 
     def _owner(self, key: bytes) -> str | None:
         """The rank of a connection; empty for the pod's own, None while unknown."""

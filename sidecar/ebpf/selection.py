@@ -7,12 +7,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from sidecar.ebpf import cgroups, rtt
+from sidecar.ebpf import rtt
 from sidecar.ebpf.loader import TRANSIENT, Loaded, Loader, PassedOver, Reason, Refused
 from sidecar.sources.sockdiag import LISTEN, TcpCounters, counters, smoothed_rtt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from sidecar.sources.sockets import SocketSnapshot
 
@@ -32,7 +32,7 @@ class HookSelection:
     Args:
         load: loads eBPF programs.
         hook: `auto` or one of `rtt.HOOKS`.
-        watched: returns the pids that training runs in.
+        cgroups: returns the cgroup v2 directories of the containers that training runs in.
         snapshot: returns the latest socket dump, None without one.
         proc: root of procfs.
         clock: seconds, monotonic.
@@ -46,14 +46,14 @@ class HookSelection:
         load: Loader,
         *,
         hook: str,
-        watched: Callable[[], Collection[int]],
+        cgroups: Callable[[], tuple[str, ...]],
         snapshot: Callable[[], SocketSnapshot | None],
         proc: str = "/proc",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
         self._hook = hook
-        self._watched = watched
+        self._visible_cgroups = cgroups
         self._snapshot = snapshot
         self._proc = proc
         self._clock = clock
@@ -111,7 +111,7 @@ class HookSelection:
 
     def _start(self, *, after: str | None) -> None:
         self._started = self._clock()
-        self._cgroups = cgroups.directories(sorted(self._watched()), proc=self._proc)
+        self._cgroups = self._visible_cgroups()
         self._thread = threading.Thread(
             target=self._run, args=(after,), name="rtt-loader", daemon=True
         )
@@ -164,8 +164,8 @@ class HookSelection:
             return self._snapshot() is not None  # polling has become possible
         # Containers may start after the agent: sock_ops needs their cgroups.
         appeared = not self._cgroups and self._hook in {rtt.AUTO, "sock_ops"}
-        if appeared and waited > SETTLE_SECONDS and self._watched():
-            return bool(cgroups.directories(sorted(self._watched()), proc=self._proc))
+        if appeared and waited > SETTLE_SECONDS and self._visible_cgroups():
+            return True
         reasons = {over.reason for over in self._passed_over.values()}
         if self.refused is not None:
             reasons.add(self.refused.reason)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.ebpf import events, loader
-from sidecar.sources.oom import OomKills
+from sidecar.sources.oom_kills import OomKills
 from tests.sidecar.sandbox import ROOT, Sandbox, inside
 
 NOWHERE = 9
@@ -109,19 +109,15 @@ def test_the_nodes_pid_namespace_is_left_to_the_cgroups() -> None:
     assert events.oom_candidate() is None
 
 
-def test_the_cgroups_own_count(tmp_path: Path) -> None:
-    first, second = tmp_path / "a", tmp_path / "b"
-    for folder in (first, second):
-        folder.mkdir()
+def test_the_cgroups_own_count() -> None:
     kills = OomKills()
-    kills.refresh([str(first)])
+    kills.add({})
     assert kills.total is None  # unknown is not 0
-    (first / "memory.events").write_text("low 0\nmax 12\noom 1\noom_kill 4\noom_group_kill 9\n")
-    kills.refresh([str(first)])
+    kills.add({"a": 4})
     assert kills.total == 0
-    (first / "memory.events").write_text("oom 3\noom_kill 6\n")
-    (second / "memory.events").write_text("oom_kill 8\n")
-    kills.refresh([str(first), str(second)])
+    kills.add({"a": 6, "b": 8})
     assert kills.total == 2
-    kills.refresh([str(second)])  # a container ended; what it counted stays
+    kills.add({"b": 8})  # a container ended; what it counted stays
     assert kills.total == 2
+    kills.add({"a": 1, "b": 9})
+    assert kills.total == 3

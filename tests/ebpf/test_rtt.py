@@ -5,15 +5,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.ebpf import lanes, loader, rtt
-from sidecar.ebpf.cgroups import directories
 from sidecar.ebpf.selection import SILENT_DUMPS, HookSelection
+from sidecar.sources.cgroup_mounts import CgroupFS
+from sidecar.sources.procfs import ProcFS
 from sidecar.sources.sockdiag import LISTEN, SockDiag
 from sidecar.sources.sockets import RankSockets, SocketSnapshot
 from tests.sidecar.sandbox import Sandbox, inside
@@ -24,6 +24,12 @@ FAMILIES = {
     "IPv6": (socket.AF_INET6, "::1", socket.AF_INET6, "::1"),
     "IPv4 to an IPv6 listener": (socket.AF_INET6, "::", socket.AF_INET, "127.0.0.1"),
 }
+
+
+def own_cgroup() -> tuple[str, ...]:
+    """The cgroup v2 directory of this process, as far as a mount shows it."""
+    found = CgroupFS().unified(os.getpid(), ProcFS().cgroup(os.getpid()))
+    return (found,) if found else ()
 
 
 class Talk:
@@ -63,7 +69,7 @@ def scope(sandbox: Sandbox, **other: object) -> rtt.Scope:
     return rtt.Scope(
         netns=os.stat(f"/proc/{sandbox.init}/ns/net").st_ino,
         netns_cookie=inside(sandbox.init, own),
-        cgroups=directories([os.getpid()]),
+        cgroups=own_cgroup(),
         **other,  # type: ignore[arg-type]
     )
 
@@ -239,7 +245,7 @@ def finished(selection: HookSelection) -> rtt.RttProbe | None:
 
 
 def test_a_hook_that_delivers_nothing_gives_way(load: loader.Loader, sandbox: Sandbox) -> None:
-    if not directories([os.getpid()]):
+    if not own_cgroup():
         pytest.skip("no cgroup v2 is mounted")
     sent = 0
 
@@ -247,9 +253,7 @@ def test_a_hook_that_delivers_nothing_gives_way(load: loader.Loader, sandbox: Sa
         ranks = {"0": RankSockets(totals=(0, sent, 0, 0, 0, 0, 0, 0))}
         return SocketSnapshot(send_queue=0, ranks=ranks, rank_of={}, info_length=224)
 
-    selection = HookSelection(
-        Later(), hook="auto", watched=lambda: [os.getpid()], snapshot=snapshot
-    )
+    selection = HookSelection(Later(), hook="auto", cgroups=own_cgroup, snapshot=snapshot)
     selection.probe()
     probe = finished(selection)
     assert probe is not None
@@ -269,14 +273,14 @@ def test_a_hook_that_delivers_nothing_gives_way(load: loader.Loader, sandbox: Sa
 
 
 def test_containers_that_come_later_get_their_hook(load: loader.Loader) -> None:
-    if not directories([os.getpid()]):
+    if not own_cgroup():
         pytest.skip("no cgroup v2 is mounted")
-    now, watched = 0.0, list[int]()
+    now, visible = 0.0, tuple[str, ...]()
     empty = SocketSnapshot(send_queue=0, ranks={}, rank_of={}, info_length=224)
     selection = HookSelection(
         Later(),
         hook="auto",
-        watched=lambda: watched,
+        cgroups=lambda: visible,
         snapshot=lambda: empty,
         clock=lambda: now,
     )
@@ -284,35 +288,13 @@ def test_containers_that_come_later_get_their_hook(load: loader.Loader) -> None:
     probe = finished(selection)
     assert probe is not None
     assert probe.hook == "tcp_info"
-    watched.append(os.getpid())
+    visible = own_cgroup()
     now = 30.0
     assert selection.probe() is probe  # at work while the other is loaded
     probe = finished(selection)
     assert probe is not None
     assert probe.hook == "sock_ops"
     selection.close()
-
-
-def test_cgroups_of_processes(tmp_path: Path) -> None:
-    for folder in ("mnt/pod/a", "mnt/pod/b", "proc/7/root/sys/fs/cgroup"):
-        (tmp_path / folder).mkdir(parents=True)
-        for name in ("cgroup.procs", "cgroup.controllers"):
-            (tmp_path / folder / name).touch()
-    proc = tmp_path / "proc"
-    (proc / "self").mkdir()
-    (proc / "self/mountinfo").write_text(
-        f"30 1 0:26 / {tmp_path}/mnt rw,relatime shared:4 - cgroup2 cgroup2 rw\n"
-        "31 1 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-    )
-    for pid, path in (("4", "/pod/a"), ("5", "/pod/a"), ("6", "/pod/b"), ("7", "/../elsewhere")):
-        (proc / pid).mkdir(exist_ok=True)
-        (proc / pid / "cgroup").write_text(f"9:memory:/x\n0::{path}\n")
-    found = directories([4, 5, 6, 7, 8], proc=str(proc))
-    assert found == (
-        f"{tmp_path}/mnt/pod/a",
-        f"{tmp_path}/mnt/pod/b",
-        f"{proc}/7/root/sys/fs/cgroup",
-    )
 
 
 def test_lanes_of_samples_do_not_touch() -> None:
