@@ -17,10 +17,11 @@ from sidecar.sources.gpu import EXPIRES, PERIOD, State
 from sidecar.sources.gpu_attribution import Numbering, Owner, attribute_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from prometheus_client import Metric
 
+    from sidecar.attribution import PodView
     from sidecar.pod import Pod
     from sidecar.sources.gpu import ErrorEvent, Gpu, GpuProcess, GpuReading, GpuSnapshot, GpuSource
     from sidecar.sources.gpu_attribution import DeviceTable
@@ -78,7 +79,7 @@ COUNTED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One GPU of the pod."""
+    """One GPU of the pod at the time of a scrape; `reading` is None where it does not answer."""
 
     gpu: Gpu
     owner: Owner
@@ -95,11 +96,11 @@ class GpuCollector:
         pod: whose GPUs.
         source: reads the node's GPUs; it is started by the first round.
         devices: which device nodes the pod's processes hold.
+        period: the source's, seconds.
         clock: monotonic seconds, the source's.
     """
 
     name = "gpu"
-    interval = PERIOD
 
     def __init__(
         self,
@@ -107,19 +108,20 @@ class GpuCollector:
         source: GpuSource,
         devices: DeviceTable,
         *,
+        period: float = PERIOD,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.interval = period
         self._pod = pod
         self._source = source
         self._devices = devices
         self._clock = clock
         self._started = False
         self._numbering = Numbering()
-        self._owners: dict[str, Owner] = {}
-        self._latest: tuple[_Row, ...] = ()
+        self._latest: tuple[PodView, dict[str, Owner]] = (pod.view, {})
 
     def sample(self) -> None:
-        """Takes over what the source has read.
+        """Tells which GPUs are the pod's by what the source has read.
 
         Raises:
             UnavailableError: the vendor's library does not work.
@@ -129,15 +131,10 @@ class GpuCollector:
             self._source.start()
         snapshot = self._source.snapshot()
         if snapshot.state is not State.RUNNING:
-            self._latest = ()
+            self._latest = (self._pod.view, {})
             raise UnavailableError(Reason(snapshot.state.value), snapshot.text)
-        self._owners = self._attribute(snapshot)
-        self._source.focus(self._owners)
-        self._latest = tuple(
-            self._row(gpu, self._owners[gpu.uuid], snapshot)
-            for gpu in snapshot.gpus
-            if gpu.uuid in self._owners
-        )
+        self._latest = (self._pod.view, self._attribute(snapshot))
+        self._source.focus(self._latest[1])
 
     def _attribute(self, snapshot: GpuSnapshot) -> dict[str, Owner]:
         view = self._pod.view
@@ -149,18 +146,21 @@ class GpuCollector:
         nodes = frozenset(node for gpu in snapshot.gpus for node in gpu.nodes)
         held = self._devices.walk(view, pids, nodes)
         owners = attribute_gpus(snapshot.gpus, listed, view, held)
-        for uuid, owner in self._owners.items():
+        for uuid, owner in self._latest[1].items():
             # A GPU that does not answer is still its processes'.
             if uuid not in readings and any(pid in view.processes for pid in owner.pids):
                 owners[uuid] = owner
         return owners
 
-    def _row(self, gpu: Gpu, owner: Owner, snapshot: GpuSnapshot) -> _Row:
-        view, node = self._pod.view, self._pod.config.node
-        common = (str(gpu.index), gpu.uuid, node, gpu.vendor)
+    def _row(self, gpu: Gpu, owner: Owner, view: PodView, snapshot: GpuSnapshot) -> _Row:
+        common = (str(gpu.index), gpu.uuid, self._pod.config.node, gpu.vendor)
         job = owner.rank.job if owner.rank else view.job
         rank = owner.rank.rank if owner.rank else ""
         reading = snapshot.readings.get(gpu.uuid)
+        if reading is not None and (
+            not reading.values or reading.taken < self._clock() - EXPIRES * self.interval
+        ):
+            reading = None
         processes = []
         for process in (reading.processes if reading else None) or ():
             if process.pid in owner.pids:
@@ -178,58 +178,53 @@ class GpuCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yields the rows of the reference first: what a bound drops is what comes last."""
-        now = self._clock()
-        rows = [(row, _fresh(row.reading, now)) for row in self._latest]
+        (view, owners), snapshot = self._latest, self._source.snapshot()
+        rows = [
+            self._row(gpu, owners[gpu.uuid], view, snapshot)
+            for gpu in snapshot.gpus
+            if gpu.uuid in owners
+        ]
         yield from _plain(rows, GAUGES, GaugeMetricFamily)
         up = GaugeMetricFamily("kitty_gpu_up", "Whether the GPU answers.", labels=LABELS)
-        for row, reading in rows:
-            up.add_metric(row.labels, float(reading is not None))
+        for row in rows:
+            up.add_metric(row.labels, float(row.reading is not None))
         yield up
         yield from _parted(rows, SIGNALS)
         yield from _plain(rows, PROFILING, GaugeMetricFamily)
         yield from _plain(rows, COUNTERS, CounterMetricFamily)
-        yield from _errors(row for row, _ in rows)
+        yield from _errors(rows)
         yield _info(rows)
         yield from _plain(rows, LINK_GAUGES, GaugeMetricFamily)
         yield from _plain(rows, LINK_COUNTERS, CounterMetricFamily)
         yield from _parted(rows, FAULTS)
-        yield from _processes(row for row, reading in rows if reading is not None)
-
-
-_Rows = list[tuple[_Row, "GpuReading | None"]]
-
-
-def _fresh(reading: GpuReading | None, now: float) -> GpuReading | None:
-    if reading is None or not reading.values or now - reading.taken > EXPIRES:
-        return None
-    return reading
+        yield from _processes(rows)
 
 
 def _plain(
-    rows: _Rows,
+    rows: Sequence[_Row],
     families: Mapping[str, str],
     kind: type[GaugeMetricFamily | CounterMetricFamily],
 ) -> Iterator[Metric]:
     for name, text in families.items():
         family = kind(name, text, labels=LABELS)
-        for row, reading in rows:
-            if reading is not None and name in reading.values:
-                family.add_metric(row.labels, reading.values[name])
+        for row in rows:
+            if row.reading is not None and name in row.reading.values:
+                family.add_metric(row.labels, row.reading.values[name])
         yield family
 
 
-def _parted(rows: _Rows, families: Mapping[str, tuple[str, str]]) -> Iterator[Metric]:
+def _parted(rows: Sequence[_Row], families: Mapping[str, tuple[str, str]]) -> Iterator[Metric]:
     for name, (label, text) in families.items():
         kind = CounterMetricFamily if name in COUNTED else GaugeMetricFamily
         family = kind(name, text, labels=[*LABELS, label])
-        for row, reading in rows:
-            for (part, value), number in reading.parts.items() if reading else ():
+        for row in rows:
+            for (part, value), number in row.reading.parts.items() if row.reading else ():
                 if part == name:
                     family.add_metric([*row.labels, value], number)
         yield family
 
 
-def _errors(rows: Iterator[_Row]) -> Iterator[Metric]:
+def _errors(rows: Sequence[_Row]) -> Iterator[Metric]:
     count = CounterMetricFamily(
         "kitty_gpu_xid_errors",
         "XID errors that the GPU reported since the sidecar started.",
@@ -247,21 +242,21 @@ def _errors(rows: Iterator[_Row]) -> Iterator[Metric]:
     yield from (count, last)
 
 
-def _info(rows: _Rows) -> Metric:
+def _info(rows: Sequence[_Row]) -> Metric:
     info = GaugeMetricFamily(
         "kitty_gpu_info",
         "The pod's GPUs: model, whose memory it uses (own, unified), what says that it is the"
         " pod's (processes, environment, descriptors), what its profiling rows come from.",
         labels=[*LABELS, "model", "memory", "attributed_by", "profiled_by"],
     )
-    for row, reading in rows:
+    for row in rows:
         memory = "unified" if row.gpu.unified else "own"
-        profiled_by = (reading.profiled_by if reading else "") or "none"
+        profiled_by = (row.reading.profiled_by if row.reading else "") or "none"
         info.add_metric([*row.labels, row.gpu.model, memory, row.owner.by, profiled_by], 1)
     return info
 
 
-def _processes(rows: Iterator[_Row]) -> Iterator[Metric]:
+def _processes(rows: Sequence[_Row]) -> Iterator[Metric]:
     memory = GaugeMetricFamily(
         "kitty_gpu_process_memory_bytes",
         "Memory of the GPU that the process uses.",

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 PERIOD = 1.0
 """Seconds between two readings of a GPU; polling faster disturbs the driver."""
-EXPIRES = 2 * PERIOD
-"""Seconds after which a reading is no longer what the GPU does now."""
+EXPIRES = 2
+"""Periods after which a reading is no longer what the GPU does now."""
 
 
 class State(StrEnum):

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("kitty.gpu")
 
 DEADLINE = 0.5
-"""Seconds after which a GPU is left alone so that the others are read in time."""
+"""Periods after which a GPU is left alone so that the others are read in time."""
 START_DEADLINE = 30.0
 """Seconds for the library's start: without persistence mode it wakes every GPU of the node."""
 FIRST_BACKOFF = 5.0
 LONGEST_BACKOFF = 300.0
-OTHERS_PERIOD = 5.0
-"""Seconds between two looks at a GPU that is not the pod's."""
+OTHERS = 5
+"""Periods between two looks at a GPU that is not the pod's."""
 XIDS = 16
 """Different XID numbers kept a GPU; more are counted as `other`."""
 
@@ -51,6 +51,7 @@ class NvidiaSource:
 
     Args:
         proc: where /proc is.
+        period: seconds between two readings of a GPU.
         exporter: has the profiling rows of GPUs that GPM does not know.
         clock: monotonic seconds.
     """
@@ -59,10 +60,12 @@ class NvidiaSource:
         self,
         *,
         proc: str = "/proc",
+        period: float = PERIOD,
         exporter: DcgmExporter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._proc = proc
+        self._period = period
         self._exporter = exporter
         self._clock = clock
         self._state = (State.STARTING, "NVML has not answered yet")
@@ -144,7 +147,7 @@ class NvidiaSource:
     def _part(self, errors: threading.Thread) -> None:
         """Lets go of a driver that is gone, unless a thread of ours is still inside."""
         self._devices, self._readings = (), {}
-        errors.join(2 * PERIOD)
+        errors.join(2 * self._period)
         if self._nvml is not None and not self._runner.hanging and not errors.is_alive():
             self._runner.run("driver", self._nvml.stop, deadline=START_DEADLINE)
 
@@ -168,17 +171,17 @@ class NvidiaSource:
         began = self._clock()
         for device in self._devices:
             wanted = any(gpu.uuid in self._wanted for gpu in device.gpus)
-            age = began - self._looked.get(device.index, -OTHERS_PERIOD)
-            if not wanted and device.gpus and age < OTHERS_PERIOD:
+            age = began - self._looked.get(device.index, 0.0)
+            if not wanted and device.gpus and age < OTHERS * self._period:
                 continue
             self._looked[device.index] = began
             work = partial(self._read, device)
-            if not self._runner.run(f"gpu{device.index}", work, deadline=DEADLINE):
+            if not self._runner.run(f"gpu{device.index}", work, deadline=DEADLINE * self._period):
                 self._note_silence(device, "a call hangs")
         if self._pcie is None and any(device.pcie_by_call for device in self._devices):
             self._pcie = threading.Thread(target=self._measure_pcie, name="gpu-pcie", daemon=True)
             self._pcie.start()
-        time.sleep(max(PERIOD / 10, began + PERIOD - self._clock()))
+        time.sleep(max(self._period / 10, began + self._period - self._clock()))
 
     def _read(self, device: Device) -> None:
         try:
@@ -206,8 +209,9 @@ class NvidiaSource:
             for device in self._devices:
                 if device.pcie_by_call and any(g.uuid in self._wanted for g in device.gpus):
                     work = partial(self._measure_one, device)
-                    runner.run(f"gpu{device.index}", work, deadline=DEADLINE)
-            time.sleep(max(PERIOD / 10, began + PERIOD - self._clock()))
+                    if not runner.run(f"gpu{device.index}", work, deadline=self._period):
+                        device.pcie = None
+            time.sleep(max(self._period / 10, began + self._period - self._clock()))
 
     def _measure_one(self, device: Device) -> None:
         try:
@@ -230,7 +234,7 @@ class NvidiaSource:
             except (GpuLostError, DriverError) as e:
                 # A lost GPU spoils the set for the others: they go on in a new one.
                 LOG.debug("XID events: %s", e)
-                time.sleep(PERIOD)
+                time.sleep(self._period)
 
     def _count_errors(self, devices: tuple[Device, ...], events: XidEvents) -> None:
         sessions: dict[int, int] = {}
@@ -241,9 +245,9 @@ class NvidiaSource:
                     sessions[device.index] = device.session
                     device.watch_errors(events.handle)
             if not sessions:
-                time.sleep(PERIOD)
+                time.sleep(self._period)
                 continue
-            event = events.wait(PERIOD)
+            event = events.wait(self._period)
             if event is not None:
                 self._add_error(*event)
 

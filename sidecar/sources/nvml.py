@@ -292,8 +292,8 @@ class Device:
         """Whether PCIe throughput needs `measure_pcie`."""
         self.session = 0
         """Grows with every new handle: what was registered for an older one is gone."""
-        self.pcie: tuple[float, float, float] | None = None
-        """Monotonic seconds, bytes received and sent a second; from `measure_pcie`."""
+        self.pcie: tuple[float, float] | None = None
+        """Bytes received and sent a second, from `measure_pcie`; None while it hangs."""
         self._nvml = nvml
         self._proc = proc
         self._clock = clock
@@ -344,7 +344,7 @@ class Device:
         if sent is None or received is None:
             self.pcie = None
         else:
-            self.pcie = (self._clock(), received * 1000.0, sent * 1000.0)
+            self.pcie = (received * 1000.0, sent * 1000.0)
 
     def watch_errors(self, events: Any) -> bool:
         """Registers the GPU for XID events; returns whether it can tell them."""
@@ -484,8 +484,8 @@ class Device:
             values["kitty_gpu_energy_joules"] = energy / 1000
         self._count_idle(values)
         pcie = self.pcie
-        if pcie is not None and self._clock() - pcie[0] < 2.0:
-            _, values["gpu_pcie_rx_bytes"], values["gpu_pcie_tx_bytes"] = pcie
+        if pcie is not None:
+            values["gpu_pcie_rx_bytes"], values["gpu_pcie_tx_bytes"] = pcie
         fields = self._nvml.fields(handle, [*THROTTLED, REPLAYS])
         for field, name in THROTTLED.items():
             if field in fields:
