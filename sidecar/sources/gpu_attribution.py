@@ -149,7 +149,7 @@ class Numbering:
         here = {pid for pid in pids if alive(pid)}
         strangers = pids - here - self._seen
         self._seen = here | (self._seen & pids)
-        if not strangers or len(strangers) < len(self._seen):
+        if not strangers or len(strangers) <= len(self._seen):
             self._strange = 0
             self._trusted = self._trusted or bool(here)
             return True

@@ -38,8 +38,10 @@ DEADLINE = 0.5
 """Periods after which a GPU is left alone so that the others are read in time."""
 START_DEADLINE = 30.0
 """Seconds for the library's start: without persistence mode it wakes every GPU of the node."""
-FIRST_BACKOFF = 5.0
+FIRST_BACKOFF = 5
+"""Periods until a driver that failed is tried again; twice as long each time it fails again."""
 LONGEST_BACKOFF = 300.0
+"""Seconds."""
 OTHERS = 5
 """Periods between two looks at a GPU that is not the pod's."""
 XIDS = 16
@@ -120,12 +122,12 @@ class NvidiaSource:
         return found
 
     def _run(self) -> None:
-        pause = FIRST_BACKOFF
+        pause = FIRST_BACKOFF * self._period
         while True:
             if not self._runner.run("driver", self._join, deadline=START_DEADLINE):
                 self._state = (State.TIMEOUT, "NVML does not answer")
             if self._running:
-                pause = FIRST_BACKOFF
+                pause = FIRST_BACKOFF * self._period
                 self._serve()
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_BACKOFF)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,3 +43,32 @@ def scenario(tmp_path: Path) -> Callable[[str], Scenario]:
         return Scenario(tmp_path / "scenario", base)
 
     return make
+
+
+@pytest.fixture
+def dcgm() -> Iterator[Callable[[str], str]]:
+    """Serves a page as a dcgm-exporter does; called with the page, it returns the address."""
+    page = b""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+
+    def serve(text: str) -> str:
+        nonlocal page
+        page = text.encode()
+        return f"http://127.0.0.1:{server.server_port}/metrics"
+
+    yield serve
+    server.shutdown()
+    thread.join()
+    server.server_close()

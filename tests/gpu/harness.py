@@ -149,6 +149,10 @@ class Agent:
         pid = self._process.pid
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
+    def threads(self) -> int:
+        """Returns how many threads the agent has; one of a request may just be ending."""
+        return len(os.listdir(f"/proc/{self.pid}/task"))
+
     def page(self) -> Page:
         """Scrapes once."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:

@@ -226,3 +226,25 @@ def test_xid_errors_are_counted(pod: Pod, scenario: Callable[[str], Scenario]) -
     last = page.one("kitty_gpu_xid_last_timestamp_seconds", xid="79")
     assert last is not None
     assert began <= last <= time.time()
+
+
+def test_profiling_rows_of_a_dcgm_exporter(
+    pod: Pod, scenario: Callable[[str], Scenario], dcgm: Callable[[str], str]
+) -> None:
+    """Before Hopper; only the pod's GPU, and no zeros of a GPU that works."""
+    gpus = scenario("h100x8")
+    first, second = pod.trainer("nvidia7", RANK="0"), pod.trainer("nvidia6", RANK="1")
+    gpus.set({f"gpu.{index}.gpm": 0 for index in range(8)})
+    gpus.set({"gpu.0.processes": f"{first.pid}:1", "gpu.1.processes": f"{second.pid}:1"})
+    url = dcgm(
+        "".join(
+            f'DCGM_FI_PROF_SM_ACTIVE{{gpu="{index}",UUID="{uuid(index)}"}} {value}\n'
+            for index, value in enumerate(["0.75", "0", "0.25"])
+        )
+    )
+    page = pod.agent(gpus, KITTY_DCGM_EXPORTER=url).until(lambda p: p.all("gpu_sm_active"))
+    assert page.gpus() == {"0", "1"}
+    assert page.gpus("gpu_sm_active") == {"0"}
+    assert page.one("gpu_sm_active", rank="0") == 0.75
+    sources = {i["gpu_id"]: i["profiled_by"] for i in page.labels("kitty_gpu_info")}
+    assert sources == {"0": "dcgm_exporter", "1": "none"}
