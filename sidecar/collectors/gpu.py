@@ -263,8 +263,8 @@ def _processes(rows: Sequence[_Row]) -> Iterator[Metric]:
         labels=LABELS,
     )
     utilization = GaugeMetricFamily(
-        "kitty_gpu_process_sm_utilization_percent",
-        "Percent of the time in which a kernel of the process ran on the GPU.",
+        "kitty_gpu_process_sm_utilization_ratio",
+        "Share of the time in which a kernel of the process ran on the GPU, 0 to 1.",
         labels=LABELS,
     )
     for row in rows:
@@ -272,5 +272,5 @@ def _processes(rows: Sequence[_Row]) -> Iterator[Metric]:
             if process.memory is not None:
                 memory.add_metric(labels, process.memory)
             if process.sm_utilization is not None:
-                utilization.add_metric(labels, process.sm_utilization)
+                utilization.add_metric(labels, process.sm_utilization / 100)
     yield from (memory, utilization)

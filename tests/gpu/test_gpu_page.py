@@ -14,6 +14,25 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.root
 
+REFERENCE = (
+    "gpu_memory_free",
+    "gpu_memory_total",
+    "gpu_memory_used",
+    "gpu_memory_utilization",
+    "gpu_sm_utilization",
+    "gpu_pcie_rx_bytes",
+    "gpu_pcie_tx_bytes",
+    "gpu_power_draw_watts",
+    "gpu_temperature_c",
+    "gpu_sm_active",
+    "gpu_sm_occupancy",
+    "gpu_tensor_core_active",
+    "gpu_fp32_pipe_active",
+    "gpu_fp16_pipe_active",
+    "gpu_dram_active",
+    "gpu_nvlink_tx_bytes",
+    "gpu_nvlink_rx_bytes",
+)
 H100 = "GPU-{:08x}-0000-4000-8000-00000000000{}"
 
 
@@ -58,7 +77,7 @@ def test_a_pod_that_owns_two_of_eight(pod: Pod, scenario: Callable[[str], Scenar
         "kitty_gpu_pcie_link_width_max": 16,
         "kitty_gpu_pcie_replays_total": 2,
         "kitty_gpu_process_memory_bytes": 2147483648,
-        "kitty_gpu_process_sm_utilization_percent": 63,
+        "kitty_gpu_process_sm_utilization_ratio": 0.63,
         "kitty_gpu_up": 1,
     }
     got = {name: page.one(name, uuid=uuid(2)) for name in expected}
@@ -196,6 +215,7 @@ def test_an_error_of_one_value_leaves_that_value_out(
             "gpu.0.fail.DeviceGetPowerUsage": 3,
             "gpu.0.fail.DeviceGetTemperature": 999,
             "gpu.0.gpm.3": "nan",
+            "gpu.0.gpm.10": "inf",
             "gpu.0.gpm_error.5": 3,
         }
     )
@@ -204,6 +224,7 @@ def test_an_error_of_one_value_leaves_that_value_out(
     for name in ("gpu_power_draw_watts", "gpu_temperature_c", "gpu_sm_occupancy"):
         assert page.one(name) is None
     assert page.one("gpu_tensor_core_active") is None
+    assert page.one("gpu_dram_active") is None
     assert page.one("gpu_sm_utilization") == 90
     assert page.one("kitty_gpu_up") == 1
     time.sleep(1)
@@ -248,3 +269,36 @@ def test_profiling_rows_of_a_dcgm_exporter(
     assert page.one("gpu_sm_active", rank="0") == 0.75
     sources = {i["gpu_id"]: i["profiled_by"] for i in page.labels("kitty_gpu_info")}
     assert sources == {"0": "dcgm_exporter", "1": "none"}
+
+
+def test_eight_gpus_of_one_rank_fit(pod: Pod, scenario: Callable[[str], Scenario]) -> None:
+    """What a bound leaves out is what explains least, never a row of the reference."""
+    gpus = scenario("h100x8")
+    nodes = [f"nvidia{minor}" for minor in range(8)]
+    rank = pod.trainer(*nodes, RANK="0")
+    gpus.set({f"gpu.{index}.processes": f"{rank.pid}:1073741824" for index in range(8)})
+    page = pod.agent(gpus).until(lambda p: len(p.gpus("gpu_sm_active")) == 8)
+    everywhere = {str(index) for index in range(8)}
+    for name in (
+        *REFERENCE,
+        "kitty_gpu_up",
+        "kitty_gpu_clock_event",
+        "kitty_gpu_energy_joules_total",
+    ):
+        assert page.gpus(name) == everywhere, name
+    assert len([s for s in page.samples if s.labels.get("rank") == "0"]) <= 400
+
+
+def test_eight_gpus_of_no_rank_fit(pod: Pod, scenario: Callable[[str], Scenario]) -> None:
+    """Allotted but not used, and no rank known: the pod's bound holds the nine rows of each."""
+    gpus = scenario("h100x8")
+    every = ",".join(str(index) for index in range(8))
+    for rank in ("0", "1"):
+        pod.trainer(RANK=rank, NVIDIA_VISIBLE_DEVICES=every)
+    agent = pod.agent(gpus, KITTY_COLLECTORS="all")
+    page = agent.until(lambda p: len(p.gpus("gpu_pcie_rx_bytes")) == 8)
+    for name in (*REFERENCE[:9], "kitty_gpu_up"):
+        assert len(page.gpus(name)) == 8, name
+    dropped = page.one("kitty_series_dropped_total", collector="gpu")
+    assert dropped is not None
+    assert dropped > 0
