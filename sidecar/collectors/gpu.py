@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from sidecar.collectors.base import Reason, UnavailableError
-from sidecar.sources.gpu import EXPIRES, PERIOD, State
+from sidecar.sources.gpu import EXPIRES, OTHERS, PERIOD, State
 from sidecar.sources.gpu_attribution import Numbering, Owner, attribute_gpus
 
 if TYPE_CHECKING:
@@ -152,15 +152,18 @@ class GpuCollector:
                 owners[uuid] = owner
         return owners
 
+    def _fresh(self, reading: GpuReading | None) -> GpuReading | None:
+        if reading is None:
+            return None
+        # A GPU that has just become the pod's was looked at less often, and not read whole.
+        periods = EXPIRES if reading.values else EXPIRES + OTHERS
+        return reading if self._clock() - reading.taken <= periods * self.interval else None
+
     def _row(self, gpu: Gpu, owner: Owner, view: PodView, snapshot: GpuSnapshot) -> _Row:
         common = (str(gpu.index), gpu.uuid, self._pod.config.node, gpu.vendor)
         job = owner.rank.job if owner.rank else view.job
         rank = owner.rank.rank if owner.rank else ""
-        reading = snapshot.readings.get(gpu.uuid)
-        if reading is not None and (
-            not reading.values or reading.taken < self._clock() - EXPIRES * self.interval
-        ):
-            reading = None
+        reading = self._fresh(snapshot.readings.get(gpu.uuid))
         processes = []
         for process in (reading.processes if reading else None) or ():
             if process.pid in owner.pids:

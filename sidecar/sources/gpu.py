@@ -16,6 +16,8 @@ PERIOD = 1.0
 """Seconds between two readings of a GPU; polling faster disturbs the driver."""
 EXPIRES = 2
 """Periods after which a reading is no longer what the GPU does now."""
+OTHERS = 5
+"""Periods between two looks at a GPU that is not the pod's."""
 
 
 class State(StrEnum):

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sidecar.sources.deadline import DeadlineRunner
-from sidecar.sources.gpu import PERIOD, ErrorEvent, GpuSnapshot, State
+from sidecar.sources.gpu import OTHERS, PERIOD, ErrorEvent, GpuSnapshot, State
 from sidecar.sources.nvml import (
     NO_INSTANCE,
     Device,
@@ -42,8 +42,6 @@ FIRST_BACKOFF = 5
 """Periods until a driver that failed is tried again; twice as long each time it fails again."""
 LONGEST_BACKOFF = 300.0
 """Seconds."""
-OTHERS = 5
-"""Periods between two looks at a GPU that is not the pod's."""
 XIDS = 16
 """Different XID numbers kept a GPU; more are counted as `other`."""
 

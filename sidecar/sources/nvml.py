@@ -62,6 +62,7 @@ _STATES = {
 _LOST = frozenset({11, 15, 16, 28})  # IRQ_ISSUE, GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND
 _DRIVER_GONE = frozenset({1, 9, 18})  # UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH
 _NOT_SUPPORTED = 3
+_NO_FUNCTION = 13
 _EMPTY = frozenset({0, 6, 10, 21})
 """SUCCESS (raised by the binding for an empty list), NOT_FOUND, TIMEOUT, NO_DATA: answers too."""
 
@@ -193,15 +194,17 @@ class Nvml:
             GpuLostError: the GPU does not answer.
             DriverError: the driver is gone.
         """
+        function = getattr(self._binding, name, None)
+        if function is None:
+            self._explain(name, _NO_FUNCTION, "this release of nvidia-ml-py has it not")
+            return None
         try:
-            return getattr(self._binding, name)(*arguments)
+            return function(*arguments)
         except self._binding.NVMLError as e:
             self._explain(name, e.value, str(e))
         except self._binding.NVMLLibraryMismatchError as e:
             # Raised for one function that this driver's library lacks.
-            self._explain(name, 13, str(e))
-        except AttributeError as e:
-            self._explain(name, 13, str(e))
+            self._explain(name, _NO_FUNCTION, str(e))
         return None
 
     def _explain(self, name: str, code: int, text: str) -> None:

@@ -53,7 +53,15 @@ def test_a_pod_that_owns_two_of_eight(pod: Pod, scenario: Callable[[str], Scenar
         }
     )
     agent = pod.agent(gpus, shipped=True)
-    page = agent.until(lambda p: p.gpus("gpu_sm_active") == {"2", "3"})
+    ups = set[float]()
+
+    def served(p: Page) -> bool:
+        ups.update(p.all("kitty_gpu_up"))
+        return p.gpus("gpu_sm_active") == {"2", "3"}
+
+    page = agent.until(served)
+    # Not read yet is not down.
+    assert ups == {1}
     assert page.gpus() == {"2", "3"}
     expected = {
         "gpu_memory_total": 85899345920,
