@@ -112,11 +112,17 @@ class NvidiaSource:
         return replace(reading, values={**rows, **reading.values}, profiled_by="dcgm_exporter")
 
     def _errors_of(self, gpu: Gpu) -> Mapping[str, ErrorEvent]:
+        """Returns the GPU's errors; to a slice also those that the driver gives to no slice."""
         piece = gpu.instance
-        whole = piece.parent if piece else gpu.uuid
-        found = dict(self._errors.get((whole, NO_INSTANCE), {}))
+        keys = [(gpu.uuid, NO_INSTANCE)]
         if piece is not None:
-            found.update(self._errors.get((whole, piece.gpu_instance), {}))
+            keys = [(piece.parent, NO_INSTANCE), (piece.parent, piece.gpu_instance)]
+        found: dict[str, ErrorEvent] = {}
+        for key in keys:
+            for number, event in self._errors.get(key, {}).items():
+                before = found.get(number, ErrorEvent(0, 0.0))
+                last = max(before.last, event.last)
+                found[number] = ErrorEvent(before.count + event.count, last)
         return found
 
     def _run(self) -> None:

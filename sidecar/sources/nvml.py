@@ -256,17 +256,20 @@ def believable(
 ) -> bool:
     """Tells a process list from one that a driver laid out in another struct size.
 
-    Drivers 530 to 535.98 wrote 32 bytes an entry where others write 24: read with the wrong
-    size, pids come out of memory sizes and ids out of pids.
+    Drivers 530 to 535.98, and the bindings of that time, have 32 bytes an entry where others
+    have 24: read with the wrong size, pids come out of memory sizes and ids out of pids.
 
     Args:
         processes: as the binding read them.
-        instances: their GPU instance ids.
+        instances: their GPU instance ids; one and the same in a list of one GPU or slice.
         memory: bytes of the GPU, None where it shares the machine's.
     """
     limit = memory if memory is not None else 1 << 48
-    return all(0 < p.pid <= PID_LIMIT and (p.memory or 0) <= limit for p in processes) and all(
-        instance in {0, NO_INSTANCE} or instance < 64 for instance in instances
+    ids = set(instances)
+    return (
+        all(0 < p.pid <= PID_LIMIT and (p.memory or 0) <= limit for p in processes)
+        and len(ids) <= 1
+        and all(instance == NO_INSTANCE or instance < 64 for instance in ids)
     )
 
 

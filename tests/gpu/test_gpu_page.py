@@ -175,6 +175,11 @@ def test_a_slice_of_a_gpu(pod: Pod, scenario: Callable[[str], Scenario]) -> None
     assert (info["attributed_by"], info["rank"]) == ("environment", "0")
     gpus.set({"gpu.0.mig.2.processes": f"{rank.pid}:4096"})
     agent.until(lambda p: p.labels("kitty_gpu_info")[0]["attributed_by"] == "processes")
+    # An error of the neighbour's slice is not ours, one of no slice is everybody's.
+    gpus.set({"gpu.0.xid.0": 13, "gpu.0.xid.0.instance": 1, "gpu.0.xid.1": 43})
+    gpus.set({"gpu.0.xid.2": 43, "gpu.0.xid.2.instance": 2})
+    page = agent.until(lambda p: p.one("kitty_gpu_xid_errors_total", xid="43") == 2)
+    assert page.all("kitty_gpu_xid_errors_total", xid="13") == []
     # Hopper profiles slices, too.
     gpus.set({"gpu.0.gpm": 1, "gpu.0.mig.0.gpm.2": 11, "gpu.0.mig.2.gpm.2": 77})
     agent2 = pod.agent(gpus)

@@ -92,12 +92,14 @@ def test_mig_nodes(tmp_path: Path) -> None:
 
 def test_believable() -> None:
     two = [GpuProcess(7, 1 << 30), GpuProcess(8, None)]
-    assert believable(two, [NO_INSTANCE, 3], memory=1 << 36)
+    assert believable(two, [NO_INSTANCE, NO_INSTANCE], memory=1 << 36)
+    assert believable(two, [3, 3], memory=1 << 36)
     assert believable([], [], memory=None)
     assert not believable([GpuProcess(0, 1)], [0], memory=None)
     assert not believable([GpuProcess(1 << 23, 1)], [0], memory=None)
     assert not believable([GpuProcess(7, 1 << 37)], [0], memory=1 << 36)
-    assert not believable(two, [NO_INSTANCE, 1 << 20], memory=1 << 36)
+    assert not believable(two, [NO_INSTANCE, 0], memory=1 << 36)
+    assert not believable(two, [1 << 20, 1 << 20], memory=1 << 36)
 
 
 def test_numbering() -> None:

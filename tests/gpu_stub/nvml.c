@@ -12,7 +12,7 @@
  *   gpu.I.utilization PID:PERCENT ...
  *   gpu.I.field.ID                 a field of nvmlDeviceGetFieldValues
  *   gpu.I.gpm.ID                   a GPM metric; gpu.I.gpm_error.ID its own return code
- *   gpu.I.xid.SEQUENCE NUMBER      an event, reported once
+ *   gpu.I.xid.SEQUENCE NUMBER      an event, reported once; .xid.SEQUENCE.instance its slice
  *   gpu.I.mig.M.uuid, .instance, .total, .used, .processes, .gpm.ID
  *   gpu.I.fail.FUNCTION CODE       what the function returns for the GPU; FUNCTION * for all
  *   gpu.I.hang.FUNCTION 1          the function does not return while the line is there
@@ -414,13 +414,16 @@ ret nvmlDeviceRegisterEvents(struct device *d, u64 types, struct set *s) {
 struct event { struct device *device; u64 type, data; unsigned instance, compute; };
 ret nvmlEventSetWait_v2(struct set *s, struct event *out, unsigned milliseconds) {
   double end = now() + milliseconds / 1000.0, value;
-  char name[32];
+  char name[64];
   do {
     for (int i = 0; i < MAX_GPUS; i++) {
       snprintf(name, sizeof name, "xid.%ld", last_xid[i]);
       if (!s->registered[i] || !of(&wholes[i], name, &value)) continue;
       last_xid[i]++;
-      *out = (struct event){&wholes[i], 8, (u64)value, ~0u, ~0u};
+      double instance;
+      snprintf(name, sizeof name, "xid.%ld.instance", last_xid[i] - 1);
+      unsigned of_slice = of(&wholes[i], name, &instance) ? (unsigned)instance : ~0u;
+      *out = (struct event){&wholes[i], 8, (u64)value, of_slice, ~0u};
       return SUCCESS;
     }
     usleep(20000);
