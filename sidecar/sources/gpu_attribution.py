@@ -191,13 +191,13 @@ def attribute_gpus(
             owners[gpu.uuid] = Owner("processes", pids, rank, pid)
         elif gpu.uuid in named:
             users = [pid for pid in holders if pid not in busy]
-            owners[gpu.uuid] = Owner("environment", (), _only_rank(users, view))
+            owners[gpu.uuid] = Owner("environment", (), *_holder(users, view))
         elif proven := [
             pid
             for pid in holders
             if pid not in busy and not _words(view, pid) and not held[pid].privileged
         ]:
-            owners[gpu.uuid] = Owner("descriptors", (), _only_rank(proven, view))
+            owners[gpu.uuid] = Owner("descriptors", (), *_holder(proven, view))
     return owners
 
 
@@ -209,14 +209,10 @@ def _listed(
     return tuple(sorted(p for p in pids if p not in held or held[p].paths != frozenset()))
 
 
-def _named(gpus: Sequence[Gpu], view: PodView) -> dict[str, list[int]]:
-    named: dict[str, list[int]] = {}
-    for pid in view.watched:
-        words = _words(view, pid)
-        for gpu in gpus:
-            if words & gpu.names:
-                named.setdefault(gpu.uuid, []).append(pid)
-    return named
+def _named(gpus: Sequence[Gpu], view: PodView) -> set[str]:
+    """Returns the uuids that watched processes' environments name."""
+    words = {word for pid in view.watched for word in _words(view, pid)}
+    return {gpu.uuid for gpu in gpus if gpu.names & words}
 
 
 def _words(view: PodView, pid: int) -> set[str]:
@@ -237,9 +233,9 @@ def _user(pids: Sequence[int], view: PodView) -> tuple[Rank | None, int | None]:
     return rank, head
 
 
-def _only_rank(pids: Sequence[int], view: PodView) -> Rank | None:
-    """Returns the rank that alone holds the device; in a pod of one rank all are that one's."""
-    ranks = {view.rank_of[pid].rank: view.rank_of[pid] for pid in pids if pid in view.rank_of}
-    if len(ranks) == 1:
-        return next(iter(ranks.values()))
-    return view.ranks[0] if len(view.ranks) == 1 and not ranks else None
+def _holder(pids: Sequence[int], view: PodView) -> tuple[Rank | None, int | None]:
+    """Returns rank and process that alone hold the device; in a pod of one rank all are its."""
+    ranked = [pid for pid in pids if pid in view.rank_of]
+    if ranked:
+        return _user(ranked, view)
+    return (view.ranks[0] if len(view.ranks) == 1 else None), None

@@ -42,6 +42,7 @@ def test_pids_of_the_machine(pod: Pod, scenario: Callable[[str], Scenario]) -> N
     time.sleep(1.5)
     page = agent.page()
     assert owned(page) == {"3": ("descriptors", "3")}
+    assert page.labels("gpu_temperature_c")[0]["pid"] == str(rank.pid)
     assert page.all("kitty_gpu_process_memory_bytes") == []
 
 
