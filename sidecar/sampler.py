@@ -97,7 +97,8 @@ class Rounds:
     def _spread(self, cost: float) -> None:
         # A single dear round (a fork storm, a cold cache) must not slow the next minute.
         self._cost = cost if self._cost == 0.0 else 0.7 * self._cost + 0.3 * cost
-        base = LONGEST_INTERVAL if self._outcome is not None else self.collector.interval
+        down = self._outcome not in {None, Reason.STARTING}
+        base = LONGEST_INTERVAL if down else self.collector.interval
         self.interval = min(max(base, self._cost / BUDGET), max(LONGEST_INTERVAL, base))
 
 
