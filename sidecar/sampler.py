@@ -100,8 +100,9 @@ class Rounds:
         self._outcome = reason
 
     def _spread(self, cost: float) -> None:
-        # A single dear round (a fork storm, a cold cache) must not slow the next minute.
-        self._cost = cost if self._cost == 0.0 else 0.7 * self._cost + 0.3 * cost
+        # A single dear round (the first, a fork storm) must not slow the next minute.
+        weight = 1.0 if self._cost == 0.0 else 0.3 if cost > self._cost else 0.6
+        self._cost += weight * (cost - self._cost)
         base = self._base()
         self.interval = min(max(base, self._cost / self.budget), max(LONGEST_INTERVAL, base))
 
