@@ -49,15 +49,15 @@ def training_pod() -> dict[str, Any]:
     env += [
         {"name": "RANK", "value": "3"},
         {"name": "MASTER_ADDR", "value": "llama-master-0"},
-        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}},
+        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}},
     ]
     resources = {"cpu": "96", "memory": "1000Gi", "nvidia.com/gpu": "8", "rdma/hca": "8"}
     mounts = [{"name": f"volume-{i}", "mountPath": f"/data/{i}"} for i in range(8)]
     volumes = [
-        {"name": f"volume-{i}", "persistentVolumeClaim": {"claimName": f"claim-{i}"}
+        {"name": f"volume-{i}", "persistentVolumeClaim": {"claimName": f"claim-{i}"}}
         for i in range(8)
     ]
-    fields = {f"f:field-{i}": {"f:name": {}, "f:value": {} for i in range(60)}
+    fields = {f"f:field-{i}": {"f:name": {}, "f:value": {}} for i in range(60)}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -98,7 +98,7 @@ def big_pod(containers: int, variables: int) -> dict[str, Any]:
     each = variables // containers
     env = [{"name": f"VARIABLE_{i}", "value": "x" * 40} for i in range(each)]
     made = [{"name": f"c-{i}", "image": "i", "env": env} for i in range(containers)]
-    return {"kind": "Pod", "metadata": {"name": "big"}, "spec": {"containers": made}
+    return {"kind": "Pod", "metadata": {"name": "big"}, "spec": {"containers": made}}
 
 
 def review(pod: dict[str, Any], uid: str) -> bytes:
