@@ -67,6 +67,10 @@ class Cluster:
             raise ClusterError(0, f"no usable kubeconfig: {error}") from error
         return cls(client.ApiClient(configuration))
 
+    def close(self) -> None:
+        """Closes its connections."""
+        self._client.close()
+
     def get(self, path: str, **query: str) -> JsonObject:
         """Reads one object.
 
