@@ -99,6 +99,10 @@ class Cluster:
         """Replaces an object; its resourceVersion makes a concurrent change a 409."""
         return self._request("PUT", path, body=body)
 
+    def delete(self, path: str, **query: str) -> None:
+        """Deletes an object."""
+        self._request("DELETE", path, query=query)
+
     def patch(self, path: str, operations: list[JsonObject]) -> JsonObject:
         """Applies a JSON Patch."""
         return self._request(

@@ -16,9 +16,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from gunicorn.app.base import BaseApplication
 
-from webhook.tls import ReloadingContext
+from webhook.tls import STALLED, ReloadingContext
 from webhook.upkeep import Task, Upkeep, write_atomically
-from webhook.worker import STALLED, bound_stalls
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -100,7 +99,6 @@ class _Server(BaseApplication):  # type: ignore[misc] # gunicorn ships no types
             "certfile": self._certificate,
             "keyfile": self._serving.key or self._own,
             "ssl_context": lambda _config, _default: self._tls.current(),
-            "when_ready": lambda arbiter: bound_stalls(arbiter.LISTENERS),
             "post_worker_init": lambda _worker: self._start_beside(),
             "loglevel": "warning",
             "proc_name": "kitty-webhook",

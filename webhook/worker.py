@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import selectors
-import socket
-import struct
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -19,9 +17,6 @@ from typing import Any
 from gunicorn.workers import gthread
 
 log = logging.getLogger("kitty.webhook")
-
-STALLED = 10
-"""Seconds after which a client that stopped in the middle of a request loses its thread."""
 
 
 class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no types
@@ -70,12 +65,3 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
 
     def _closed(self) -> None:
         self.nr_conns -= 1
-
-
-def bound_stalls(listeners: list[Any]) -> None:
-    """Makes accepted connections give up on a half-sent request: they inherit these options."""
-    limit = struct.pack("ll", STALLED, 0)
-    for listener in listeners:
-        listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

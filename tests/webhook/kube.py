@@ -33,10 +33,12 @@ class ApiServer:
     Attributes:
         kubeconfig: How to reach it, as a cluster administrator.
         cluster: A client with it.
+        version: Major and minor, as its binary says.
     """
 
     kubeconfig: Path
     cluster: Cluster
+    version: tuple[int, int]
 
 
 def _etcd() -> str | None:
@@ -70,7 +72,15 @@ def running_api_server(folder: Path) -> Iterator[ApiServer]:
         cluster = Cluster.connect(kubeconfig=str(kubeconfig))
         stack.callback(cluster.close)
         wait_until(lambda: _is_ready(cluster), seconds=120, log=folder / "apiserver.log")
-        yield ApiServer(kubeconfig, cluster)
+        yield ApiServer(kubeconfig, cluster, _version())
+
+
+def _version() -> tuple[int, int]:
+    said = subprocess.run(
+        [str(KUBE_BIN / "kube-apiserver"), "--version"], capture_output=True, text=True, check=True
+    )
+    major, minor = said.stdout.split()[-1].removeprefix("v").split(".")[:2]
+    return int(major), int(minor)
 
 
 def _is_ready(cluster: Cluster) -> bool:
@@ -82,8 +92,11 @@ def _is_ready(cluster: Cluster) -> bool:
 
 
 def _apiserver(folder: Path, etcd_url: str, port: int) -> list[str]:
+    # In 1.28 native sidecars exist behind a gate; later it is open.
+    gate = ["--feature-gates=SidecarContainers=true"] if _version() == (1, 28) else []
     return [
         str(KUBE_BIN / "kube-apiserver"),
+        *gate,
         f"--etcd-servers={etcd_url}",
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",

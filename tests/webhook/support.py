@@ -96,9 +96,9 @@ def review_of(pod: Any, *, uid: str = "uid-1", namespace: str = "", **more: Any)
         "operation": "CREATE",
         "object": pod,
     }
-    name = pod.get("metadata", {}).get("name") if isinstance(pod, dict) else None
-    if name:
-        request["name"] = name
+    metadata = pod.get("metadata") if isinstance(pod, dict) else None
+    if isinstance(metadata, dict) and metadata.get("name"):
+        request["name"] = metadata["name"]
     request |= more
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
 
