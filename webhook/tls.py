@@ -9,7 +9,7 @@ import threading
 
 log = logging.getLogger("kitty.webhook")
 
-STALLED = 10.0
+STALLED = 5.0
 """Seconds after which a client that stopped in the middle of a request loses its thread."""
 
 Stamp = tuple[tuple[int, int, int], ...]

@@ -67,12 +67,17 @@ def running_api_server(folder: Path) -> Iterator[ApiServer]:
     kubeconfig = _files(folder, port)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_process(etcd, folder / "etcd.log"))
-        wait_until(lambda: socket.create_connection(("127.0.0.1", etcd_port), 1).close() is None)
+        wait_until(lambda: _listens(etcd_port))
         stack.enter_context(_process(_apiserver(folder, url, port), folder / "apiserver.log"))
         cluster = Cluster.connect(kubeconfig=str(kubeconfig))
         stack.callback(cluster.close)
         wait_until(lambda: _is_ready(cluster), seconds=120, log=folder / "apiserver.log")
         yield ApiServer(kubeconfig, cluster, _version())
+
+
+def _listens(port: int) -> bool:
+    with socket.create_connection(("127.0.0.1", port), 1):
+        return True
 
 
 def _version() -> tuple[int, int]:

@@ -40,7 +40,7 @@ DEFAULT = [pair for pair in PAIRS if not pair.config_text.strip("{}\n") and not 
 NATIVE = [pair for pair in PAIRS if pair.name in {"native", "native-beside-another"}]
 
 
-def named(pairs: list[Golden]) -> Any:
+def named(pairs: list[Golden]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("pair", pairs, ids=[pair.name for pair in pairs])
 
 
