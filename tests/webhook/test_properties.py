@@ -105,12 +105,13 @@ keys = st.one_of(
 values = st.one_of(
     words, one_of("true", "false", "9100", "capabilities", "main", "a,b", "1", "8Gi")
 )
+label_keys = one_of("app", "job-name", "a/b", PREFIX + "inject")
 metadata = st.fixed_dictionaries(
     {"name": names},
     optional={
         "annotations": st.one_of(st.dictionaries(keys, values, max_size=6), st.none()),
         "labels": st.one_of(
-            st.dictionaries(one_of("app", "job-name", "a/b", PREFIX + "inject"), words, max_size=3),
+            st.dictionaries(label_keys, words, max_size=3),
             st.none(),
         ),
         "ownerReferences": st.just(
@@ -155,6 +156,8 @@ def pods(draw: st.DrawFn, *, admissible: bool = False) -> dict[str, Any]:
             os=unusual.map(lambda windows: {"name": "windows" if windows else "linux"}),
         )
     )
+    if spec.get("hostPID") and spec.get("shareProcessNamespace"):
+        del spec["shareProcessNamespace"]  # the API rejects both together
     spec["containers"] = made[inits:]
     if inits:
         spec["initContainers"] = made[:inits]
