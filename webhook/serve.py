@@ -29,7 +29,7 @@ log = logging.getLogger("kitty.webhook")
 
 KEEP_ALIVE = 120
 """Seconds; the API server keeps an idle connection for 90 and must be the one to close it."""
-THREADS = 16
+THREADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
