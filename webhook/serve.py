@@ -138,6 +138,9 @@ class _Server(BaseApplication):  # type: ignore[misc] # gunicorn ships no types
             self._tls.current()
         except (OSError, ssl.SSLError) as error:
             return f"certificate: {error}"
+        # Pods reviewed before the versions are known would get ordinary sidecars.
+        if self._serving.task.versions and not self._upkeep.looked:
+            return "a first look at the cluster's versions"
         return ""
 
 
