@@ -45,7 +45,9 @@ def mutate():
 
 def training_pod() -> dict[str, Any]:
     """A pod of a PyTorchJob as clusters have them: eight GPUs, RDMA, mounts, some 40 variables."""
-    env = [{"name": f"NCCL_SETTING_{i}", "value": f"value-{i}" * 3} for i in range(40)]
+    env: list[dict[str, Any]] = [
+        {"name": f"NCCL_SETTING_{i}", "value": f"value-{i}" * 3} for i in range(40)
+    ]
     env += [
         {"name": "RANK", "value": "3"},
         {"name": "MASTER_ADDR", "value": "llama-master-0"},
@@ -57,7 +59,7 @@ def training_pod() -> dict[str, Any]:
         {"name": f"volume-{i}", "persistentVolumeClaim": {"claimName": f"claim-{i}"}}
         for i in range(8)
     ]
-    fields = {f"f:field-{i}": {"f:name": {}, "f:value": {}} for i in range(60)}
+    fields: dict[str, Any] = {f"f:field-{i}": {"f:name": {}, "f:value": {}} for i in range(60)}
     return {
         "apiVersion": "v1",
         "kind": "Pod",

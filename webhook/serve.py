@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -132,6 +133,11 @@ class _Server(BaseApplication):  # type: ignore[misc] # gunicorn ships no types
         server = _HealthServer(self._health, health_app(self._metrics, ready=self._missing))
         threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
         self._upkeep.start()
+        # What is loaded stays: without this the collector walks all of it every few reviews.
+        # What a review makes is freed by its reference counts.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
 
     def _missing(self) -> str:
         try:
