@@ -105,10 +105,11 @@ class KernelCollector:
         Raises:
             UnavailableError: none of the probes can be used here.
         """
-        if not self._ready():
-            return
+        ready = self._ready()
         if not self._results:
-            raise UnavailableError(Reason.ERROR, "the loader's thread ended early")
+            if ready:
+                raise UnavailableError(Reason.ERROR, "the loader's thread ended early")
+            raise UnavailableError(Reason.STARTING, "the probes are being loaded")
         loaded = {n: r for n, r in self._results.items() if isinstance(r, loader.Loaded)}
         view = self._pod.view
         self._read_waits(view)
@@ -223,7 +224,9 @@ class KernelCollector:
             wanted, self._load.load(*([candidate] for candidate in wanted.values())), strict=True
         ):
             results[name] = result
-            if isinstance(result, loader.Refused):
+            before = self._results.get(name)
+            known = isinstance(before, loader.Refused) and isinstance(result, loader.Refused)
+            if isinstance(result, loader.Refused) and not known:
                 LOG.warning("kernel: %s: off: %s: %s", name, result.reason, result.detail)
         loaded = results["waits"]
         if isinstance(loaded, loader.Loaded):

@@ -123,7 +123,7 @@ class RttCollector:
             refused = self._hooks.refused
             if refused is not None:
                 raise UnavailableError(Reason(refused.reason), refused.detail)
-            return
+            raise UnavailableError(Reason.STARTING, "a hook is being loaded")
         now = self._clock()
         snapshot = self._sockets.snapshot if self._sockets else None
         if snapshot is not self._snapshot:

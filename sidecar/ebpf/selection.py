@@ -136,7 +136,8 @@ class HookSelection:
             return rtt.KernelProbe(result)
         if self._hook in {rtt.AUTO, rtt.POLLING} and self._snapshot() is not None:
             because = f"{result.reason}: {result.detail}" if result is not None else "asked for"
-            LOG.warning("hook %s, smoothed figures only (%s)", rtt.POLLING, because)
+            if not isinstance(self._probe, rtt.PollingProbe):
+                LOG.warning("hook %s, smoothed figures only (%s)", rtt.POLLING, because)
             if result is not None and not result.passed_over:
                 self._pass_over(PassedOver("ebpf", result.reason, result.detail))
             return rtt.PollingProbe(self._connections)

@@ -138,7 +138,7 @@ class CgroupFS:
         with self._open(pid, paths, "memory") as memory:
             second = memory_usage_1(memory) if memory else None
         if first is None and second is None:
-            return None
+            return whole
         first, second = first or CgroupUsage(), second or CgroupUsage()
         return CgroupUsage(
             cpu_usage=first.cpu_usage,

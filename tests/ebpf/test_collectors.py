@@ -1,5 +1,6 @@
 """The eBPF collectors through the real agent's /metrics."""
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,12 +27,13 @@ while not select.select([sys.stdin], [], [], 0)[0]:
 """
 
 
-def rank(sandbox: Sandbox, number: int, pause: float = 0.01) -> None:
+def rank(sandbox: Sandbox, number: int, pause: float = 0.01) -> subprocess.Popen[str]:
     process = sandbox.python(
         RANK, str(7000 + number), str(pause), KITTY_WATCH="1", RANK=str(number), JOB_NAME="j"
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
+    return process
 
 
 def shows(sandbox: Sandbox, *names: str, **labels: str) -> Callable[[], bool]:
@@ -96,10 +98,9 @@ def test_ranks_do_not_mix(load: loader.Loader, sandbox: Sandbox) -> None:
 
 
 def test_the_gauge_goes_when_traffic_ends(load: loader.Loader, sandbox: Sandbox) -> None:
-    rank(sandbox, 0)
+    process = rank(sandbox, 0)
     sandbox.sidecar(KITTY_JOB="j", KITTY_COLLECTORS="tcp,rtt")
     sandbox.until(shows(sandbox, "net_tcp_rtt_us", rank="0"), seconds=60)
-    [process] = [p for p in sandbox.processes if RANK in p.args]
     sandbox.signal(process, 19)  # SIGSTOP: the rank is there, its traffic is not
     sandbox.until(lambda: not sandbox.scrape().values("net_tcp_rtt_us"), seconds=15)
     assert sandbox.scrape().values("kitty_tcp_rtt_seconds_count", rank="0")
@@ -108,23 +109,20 @@ def test_the_gauge_goes_when_traffic_ends(load: loader.Loader, sandbox: Sandbox)
 
 
 @pytest.mark.parametrize(
-    ("setting", "reason"),
-    [
-        ({"KITTY_BCC_PYTHON": sys.executable}, "no_bcc"),
-        ({"KITTY_SYS": "/nonexistent"}, "no_btf"),
-    ],
+    ("name", "value", "reason"),
+    [("KITTY_BCC_PYTHON", sys.executable, "no_bcc"), ("KITTY_SYS", "/nonexistent", "no_btf")],
 )
 def test_without_ebpf_the_others_stay_up_and_rtt_polls(
-    load: loader.Loader, sandbox: Sandbox, setting: dict[str, str], reason: str
+    load: loader.Loader, sandbox: Sandbox, name: str, value: str, reason: str
 ) -> None:
     rank(sandbox, 0)
-    sandbox.sidecar(KITTY_JOB="j", **setting)
+    sandbox.sidecar(**{"KITTY_JOB": "j", name: value})  # type: ignore[arg-type] # no port
     sandbox.until(shows(sandbox, "kitty_collector_up", collector="kernel", reason=reason))
     sandbox.until(shows(sandbox, "net_tcp_rtt_us", rank="0"))
     page = sandbox.scrape()
     assert page.value("kitty_collector_up", collector="kernel") == 0
-    for name in ("pod", "tcp", "net", "rtt", "system", "process"):
-        assert page.value("kitty_collector_up", collector=name) == 1
+    for other in ("pod", "tcp", "net", "rtt", "system", "process"):
+        assert page.value("kitty_collector_up", collector=other) == 1
     assert page.values("kitty_rtt_hook_info", hook="tcp_info", raw="false") == [1]
     assert page.values("kitty_rtt_hook_passed_over", reason=reason)
     assert not page.values("proc_futex_wait_duration_seconds_count")

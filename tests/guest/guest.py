@@ -253,11 +253,11 @@ def _boot_files(base: Path) -> None:
             text=True,
         ).stdout
         for line in wanted.splitlines():
-            verb, _, path = line.partition(" ")
-            name = Path(path.strip()).name.partition(".ko")[0] + ".ko"
+            verb, _, place = line.partition(" ")
+            name = Path(place.strip()).name.partition(".ko")[0] + ".ko"
             if verb == "insmod" and name not in names:
                 names.append(name)
-                tree[f"mod/{name}"] = (0o100644, _module(Path(path.strip())))
+                tree[f"mod/{name}"] = (0o100644, _module(Path(place.strip())))
     tree["mod/order"] = (0o100644, "".join(f"{name}\n" for name in names).encode())
     busybox = shutil.which("busybox")
     assert busybox

@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from network import PORT, Pair, enter
-
 from sidecar.ebpf import lanes, loader, rtt
+from tests.guest.network import PORT, Pair, enter
 
 BUILD = Path("/lib/modules") / os.uname().release / "build"
 

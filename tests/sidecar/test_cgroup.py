@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from sidecar.sources.cgroup import CgroupUsage
 from sidecar.sources.cgroup_mounts import CgroupFS, below, pod_path
 from sidecar.sources.procfs import parse_cgroup
 from tests.sidecar.fixture import CGROUP_1, CGROUP_2, Fixture, group
-from tests.sidecar.sandbox import Sandbox
+from tests.sidecar.sandbox import ROOT, Sandbox
 
 TRAINER = 40
 
@@ -222,11 +223,31 @@ def groups() -> Iterator[list[Path]]:
     if not made:
         pytest.skip("no control group can be made here")
     yield made
+    remove(made)
+
+
+def remove(groups: list[Path]) -> None:
+    """Removes control groups once their killed processes are gone."""
     deadline = time.monotonic() + 10
-    for folder in made:
-        while any((folder / "cgroup.procs").read_text()) and time.monotonic() < deadline:
+    for folder in groups:
+        while (folder / "cgroup.procs").read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
         folder.rmdir()
+
+
+@pytest.fixture
+def pair() -> Iterator[list[Path]]:
+    """Two groups of version 2, side by side."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        if " - cgroup2 " in line:
+            point = Path(line.split()[4])
+            made = [point / f"kitty-test-{os.getpid()}-{name}" for name in ("agent", "trainer")]
+            for folder in made:
+                folder.mkdir()
+            yield made
+            remove(made)
+            return
+    pytest.skip("no control groups of version 2 are mounted here")
 
 
 @pytest.mark.root
@@ -245,6 +266,30 @@ def test_a_real_container(groups: list[Path], sandbox: Sandbox) -> None:
     assert 0 < page.value("kitty_memory_headroom_ratio") < 0.7
     assert page.value("kitty_cgroup_memory_events_total", event="oom_kill") == 0
     assert page.label("kitty_cgroup_memory_max_bytes", "container") == [groups[0].name]
+
+
+@pytest.mark.root
+def test_private_cgroup_namespaces_of_the_kernel(pair: list[Path], sandbox: Sandbox) -> None:
+    """Agent and trainer each see only their own group, as containers of a runtime do."""
+
+    def boxed(folder: Path, command: str) -> list[str]:
+        mounts = "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup"
+        unshare = "unshare --cgroup --mount --propagation private"
+        join = f"echo $$ > {folder}/cgroup.procs"
+        return ["sh", "-c", f"{join}; exec {unshare} sh -c '{mounts} && exec {command}'"]
+
+    sandbox.start(*boxed(pair[1], "sleep 60"), env={"KITTY_WATCH": "1", "RANK": "2"})
+    sandbox.start(
+        *boxed(pair[0], f"{sys.executable} -m sidecar"),
+        env={"PYTHONPATH": str(ROOT)},
+        cwd=str(ROOT),
+    )
+    sandbox.until(lambda: sandbox.get("/healthz")[0] == 200)
+    sandbox.until(lambda: sandbox.scrape().values("kitty_cgroup_pressure_seconds_total"))
+    page = sandbox.scrape()
+    used = int((pair[1] / "cpu.stat").read_text().split()[1])
+    assert page.label("kitty_cgroup_cpu_usage_seconds_total", "rank") == ["2"]
+    assert page.value("kitty_cgroup_cpu_usage_seconds_total") <= used / 1e6
 
 
 def real_groups() -> list[Path]:
