@@ -115,7 +115,7 @@ def test_what_a_watched_process_starts_is_followed(
         [child] = seen.keys() - {story.pid}
         # How a thread left its CPU the first time is not known: its first wait does not count.
         assert sum(seen[child].futex.counts) >= 18
-        assert sum(seen[story.pid].futex.counts) == 0
+        assert story.pid not in seen or sum(seen[story.pid].futex.counts) == 0
 
 
 def test_two_on_one_cpu_preempt_each_other(
