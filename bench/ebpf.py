@@ -74,7 +74,8 @@ def load(*groups: list[loader.Candidate]) -> list[loader.Loaded]:
 
 def rss() -> None:
     """Resident memory of the whole agent two and ten seconds after its start."""
-    plain, full = "pod,tcp,net,system,process", "pod,tcp,net,system,process,rtt,kernel"
+    plain = "pod,tcp,net,system,process,rank,cgroup,rdma,netdev"
+    full = f"{plain},rtt,kernel"
     seen: dict[str, list[tuple[int, int]]] = {plain: [], full: []}
     for _ in range(3):
         for collectors, figures in seen.items():
