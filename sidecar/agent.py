@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 import sidecar
 from sidecar.collectors.cgroup import CgroupCollector
+from sidecar.collectors.gpu import GpuCollector
 from sidecar.collectors.net import NetCollector
 from sidecar.collectors.netdev import NetdevCollector
 from sidecar.collectors.pod import PodCollector
@@ -26,9 +27,12 @@ from sidecar.pod import Pod
 from sidecar.sampler import Rounds, Sampler
 from sidecar.sources.addresses import addresses
 from sidecar.sources.cgroup_mounts import CgroupFS
+from sidecar.sources.dcgm_exporter import DcgmExporter
 from sidecar.sources.delays import DelayTable
 from sidecar.sources.descriptors import DescriptorTable
 from sidecar.sources.errors import SourceError
+from sidecar.sources.gpu_attribution import DeviceTable
+from sidecar.sources.gpu_nvidia import nvidia
 from sidecar.sources.maps import MapTable
 from sidecar.sources.processes import ProcessTable
 from sidecar.sources.procfs import ProcFS
@@ -78,6 +82,12 @@ class Sources:
             LOG.warning("tcp: off: %s", e)
 
 
+def _gpu(sources: Sources) -> Collector | None:
+    url = sources.pod.config.dcgm_exporter
+    source = nvidia(DcgmExporter(url) if url else None, proc=sources.proc)
+    return GpuCollector(sources.pod, source, DeviceTable(sources.proc)) if source else None
+
+
 COLLECTORS: dict[str, Callable[[Sources], Collector | None]] = {
     "pod": lambda s: PodCollector(s.pod),
     "tcp": lambda s: TcpCollector(s.pod, s.sockets) if s.sockets else None,
@@ -88,6 +98,8 @@ COLLECTORS: dict[str, Callable[[Sources], Collector | None]] = {
     "cgroup": lambda s: CgroupCollector(s.pod, s.cgroups),
     "rdma": lambda s: RdmaCollector(s.pod, s.rdma, s.descriptors, s.sockets, proc=s.proc),
     "netdev": lambda s: NetdevCollector(s.pod, addresses=addresses, proc=s.proc),
+    # Last: where a bound on series cuts, it is the least of a GPU's many rows that go.
+    "gpu": _gpu,
 }
 """Every collector, in the order in which a round runs them: the pod's processes come first, then
 its sockets, which the others use. One line a collector; its name is that of its file."""

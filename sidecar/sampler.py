@@ -107,7 +107,8 @@ class Rounds:
         self.interval = min(max(base, self._cost / self.budget), max(LONGEST_INTERVAL, base))
 
     def _base(self) -> float:
-        return LONGEST_INTERVAL if self._outcome is not None else self.collector.interval
+        down = self._outcome not in {None, Reason.STARTING}
+        return LONGEST_INTERVAL if down else self.collector.interval
 
     @property
     def share(self) -> float:
