@@ -225,7 +225,7 @@ class Pod:
         assert self._pause.stdout.readline() == b"ready\n"
         pid = self._pause.pid
         inside = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
-        self.enter = ["nsenter", f"--target={inside}", "--mount", "--pid"]
+        self.enter = ["nsenter", f"--target={inside}", "--mount", "--pid", "--root", "--wd"]
 
     def run(self, *command: str) -> None:
         """Runs a command in the pod."""

@@ -85,7 +85,10 @@ class Sandbox:
         assert self.holder.stdout is not None
         assert self.holder.stdout.readline() == "up\n"
         self.init = _child(self.holder.pid)
-        self.enter = ["nsenter", f"--target={self.init}", "--net", "--pid", "--mount", "--"]
+        self.enter = [
+            *("nsenter", f"--target={self.init}", "--net", "--pid"),
+            *("--mount", "--root", "--wd", "--"),
+        ]
 
     def start(
         self, *command: str, env: Mapping[str, str] | None = None, **options: object
