@@ -76,7 +76,9 @@ class Sandbox:
         self.processes: list[subprocess.Popen[str]] = []
         self.holder = subprocess.Popen(
             [
-                *("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
+                *("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"),
+                # In a changed root / is no mount; unshare makes /proc private by itself then.
+                *("--propagation", "unchanged", "--"),
                 *("sh", "-c", "ip link set lo up && echo up && exec sleep 600"),
             ],
             stdout=subprocess.PIPE,
