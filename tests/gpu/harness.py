@@ -23,7 +23,8 @@ SHIPPED = [str(Path(sys.executable).parent / "kitty-sidecar")]
 QUICK = [sys.executable, str(Path(__file__).parent / "quick_agent.py")]
 DEADLINE = 20.0
 SET_UP = """
-{ mount --make-rprivate / 2>/dev/null || mount --make-private /proc && mount --make-private /dev; } &&
+{ mount --make-rprivate / 2>/dev/null ||
+  { mount --make-private /proc && mount --make-private /dev; }; } &&
 mount -t proc proc /proc &&
 mount -t tmpfs tmpfs /dev &&
 mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/zero c 1 5 && mknod -m 666 /dev/urandom c 1 9 &&
