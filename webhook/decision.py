@@ -248,15 +248,21 @@ def decide(
 
 
 class _Settings:
-    """The pod's annotations, read; a bad value is noted once and then as if it were absent."""
+    """The pod's annotations, read; what is bad or unknown is noted once and then as if absent."""
 
     def __init__(self, annotations: Mapping[str, str], notes: list[str]) -> None:
         self._values: dict[str, Any] = {}
         self._notes = notes
         for key, given in annotations.items():
+            if not key.startswith(keys.PREFIX) or key == keys.STATUS:
+                continue
             name = key.removeprefix(keys.PREFIX)
-            if name is not key and (field := FIELDS.get(name)):
+            if field := FIELDS.get(name):
                 self._read(name, field, given)
+            elif key in (keys.INJECT_LABEL, keys.INJECTED_LABEL):
+                self.note(f"annotation {name} ignored: it is a label")
+            else:
+                self.note(f"annotation {shown(name)} ignored: there is none of that name")
 
     def _read(self, name: str, field: Field, given: str) -> None:
         try:

@@ -239,3 +239,22 @@ def test_images_that_a_kubelet_takes(image: str) -> None:
     pod = copy.deepcopy(POD)
     pod["metadata"]["annotations"] = {"kitty.k10s.dev/image": image}
     assert Hook().become(pod)["spec"]["containers"][-1]["image"] == image
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (
+            "kitty.k10s.dev/cpu-limits",
+            'annotation "cpu-limits" ignored: there is none of that name',
+        ),
+        ("kitty.k10s.dev/inject", "annotation inject ignored: it is a label"),
+        ("kitty.k10s.dev/status", ""),
+        ("x.io/kitty.k10s.dev/port", ""),
+        ("port", ""),
+    ],
+)
+def test_an_annotation_that_means_nothing_is_named(key: str, says: str) -> None:
+    pod = copy.deepcopy(POD)
+    pod["metadata"]["annotations"] = {key: "1"}
+    assert Hook().review(pod).get("warnings", []) == ([f"kitty: {says}"] if says else [])
