@@ -258,3 +258,12 @@ def test_an_annotation_that_means_nothing_is_named(key: str, says: str) -> None:
     pod = copy.deepcopy(POD)
     pod["metadata"]["annotations"] = {key: "1"}
     assert Hook().review(pod).get("warnings", []) == ([f"kitty: {says}"] if says else [])
+
+
+def test_a_root_trainer_that_restricted_let_in_gets_a_sidecar_that_starts() -> None:
+    """Exempt from Pod Security, say: root and non-root in one context would keep it waiting."""
+    pod = copy.deepcopy(POD)
+    pod["spec"]["containers"][0]["securityContext"] = {"runAsUser": 0, "runAsGroup": 0}
+    sidecar = patched(pod, Hook().review(pod, Level.RESTRICTED))["spec"]["containers"][-1]
+    assert sidecar["securityContext"]["runAsNonRoot"] is True
+    assert not {"runAsUser", "runAsGroup"} & set(sidecar["securityContext"])
