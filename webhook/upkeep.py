@@ -249,13 +249,13 @@ def in_child(task: Task) -> Report:
             check=True,
         )
         raw = json.loads(done.stdout)
+        raw["oldest"] = tuple(raw["oldest"]) if raw["oldest"] else None
+        return Report(**raw)
     except subprocess.CalledProcessError as error:
         last = error.stderr.strip().splitlines()[-1:] or ["no message"]
         raise RuntimeError(f"upkeep failed: {last[0]}") from error
-    except (subprocess.TimeoutExpired, OSError, ValueError) as error:
+    except (subprocess.TimeoutExpired, OSError, ValueError, TypeError, KeyError) as error:
         raise RuntimeError(f"upkeep failed: {error}") from error
-    raw["oldest"] = tuple(raw["oldest"]) if raw["oldest"] else None
-    return Report(**raw)
 
 
 class Upkeep:
@@ -299,7 +299,13 @@ class Upkeep:
 
     def _loop(self) -> None:
         while True:
-            time.sleep(self.once())
+            try:
+                wait = self.once()
+            except Exception:
+                # The thread is all that renews the certificate: it outlives what it meets.
+                log.exception("upkeep failed")
+                wait = INTERVAL
+            time.sleep(wait)
 
     def _stamp(self) -> tuple[int, int] | None:
         try:
@@ -323,10 +329,13 @@ class Upkeep:
             report = self._run(task)
         except RuntimeError as error:
             report = Report(errors=[str(error)])
+        if report.pem and self._pem:
+            try:
+                write_atomically(self._pem, report.pem.encode())
+            except OSError as error:
+                report.errors.append(f"the certificate cannot be written: {error}")
         for line in report.errors:
             log.warning("upkeep: %s", line)
-        if report.pem and self._pem:
-            write_atomically(self._pem, report.pem.encode())
         if report.patched:
             log.info("the webhook configuration's caBundle was put in place")
         if report.oldest:
