@@ -267,3 +267,9 @@ def test_a_root_trainer_that_restricted_let_in_gets_a_sidecar_that_starts() -> N
     sidecar = patched(pod, Hook().review(pod, Level.RESTRICTED))["spec"]["containers"][-1]
     assert sidecar["securityContext"]["runAsNonRoot"] is True
     assert not {"runAsUser", "runAsGroup"} & set(sidecar["securityContext"])
+
+
+def test_a_job_is_no_longer_than_its_annotation_may_be() -> None:
+    pod = copy.deepcopy(POD)
+    pod["spec"]["containers"][0]["env"] = [{"name": "JOB_NAME", "value": "x" * 252 + " yz"}]
+    assert Hook().become(pod)["metadata"]["annotations"]["kitty.k10s.dev/job"] == "x" * 252
