@@ -273,3 +273,9 @@ def test_a_job_is_no_longer_than_its_annotation_may_be() -> None:
     pod = copy.deepcopy(POD)
     pod["spec"]["containers"][0]["env"] = [{"name": "JOB_NAME", "value": "x" * 252 + " yz"}]
     assert Hook().become(pod)["metadata"]["annotations"]["kitty.k10s.dev/job"] == "x" * 252
+
+
+def test_warnings_are_few() -> None:
+    pod = copy.deepcopy(POD)
+    pod["metadata"]["annotations"] = {f"kitty.k10s.dev/x{i}": "1" for i in range(40)}
+    assert len(Hook().review(pod)["warnings"]) == 16
