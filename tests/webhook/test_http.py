@@ -230,7 +230,7 @@ def test_a_refused_request_leaves_its_connection_usable(server: Server) -> None:
 def test_idle_and_stalled_clients_hold_up_nobody(server: Server) -> None:
     """More idle TLS connections than the server has threads, and some that say half a word."""
     with contextlib.ExitStack() as stack:
-        for i in range(160):
+        for i in range(48):
             plain = stack.enter_context(socket.create_connection(("localhost", server.port), 10))
             if i % 2:
                 wrapped = server.context.wrap_socket(plain, server_hostname="localhost")
