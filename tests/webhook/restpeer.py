@@ -61,7 +61,10 @@ class Peer:
         if path not in self.objects:
             return 404, {"message": "not found"}
         if method == "PATCH":
-            body = jsonpatch.apply_patch(self.objects[path], body)
+            try:
+                body = jsonpatch.apply_patch(self.objects[path], body)
+            except jsonpatch.JsonPatchException as error:
+                return 422, {"message": str(error)}
         wanted = (body.get("metadata") or {}).get("resourceVersion")
         if method == "PUT" and wanted != self.objects[path]["metadata"]["resourceVersion"]:
             return 409, {"message": "the object has been modified"}

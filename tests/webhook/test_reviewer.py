@@ -267,3 +267,15 @@ def test_a_root_trainer_that_restricted_let_in_gets_a_sidecar_that_starts() -> N
     sidecar = patched(pod, Hook().review(pod, Level.RESTRICTED))["spec"]["containers"][-1]
     assert sidecar["securityContext"]["runAsNonRoot"] is True
     assert not {"runAsUser", "runAsGroup"} & set(sidecar["securityContext"])
+
+
+def test_a_job_is_no_longer_than_its_annotation_may_be() -> None:
+    pod = copy.deepcopy(POD)
+    pod["spec"]["containers"][0]["env"] = [{"name": "JOB_NAME", "value": "x" * 252 + " yz"}]
+    assert Hook().become(pod)["metadata"]["annotations"]["kitty.k10s.dev/job"] == "x" * 252
+
+
+def test_warnings_are_few() -> None:
+    pod = copy.deepcopy(POD)
+    pod["metadata"]["annotations"] = {f"kitty.k10s.dev/x{i}": "1" for i in range(40)}
+    assert len(Hook().review(pod)["warnings"]) == 16

@@ -105,6 +105,31 @@ def test_a_blanked_ca_bundle_is_put_back(peer: Peer, cluster: Cluster) -> None:
     assert None not in bundles(peer.objects[CONFIG])
 
 
+def test_a_foreign_ca_bundle_in_one_entry_is_put_right(peer: Peer, cluster: Cluster) -> None:
+    keep(cluster)
+    found = peer.objects[CONFIG]
+    found["webhooks"][1]["clientConfig"]["caBundle"] = base64.b64encode(b"theirs").decode()
+    peer.put(CONFIG, found)
+    assert keep(cluster).patched is True
+    assert bundles(peer.objects[CONFIG]) == {peer.objects[SECRET]["data"]["ca.crt"]}
+
+
+def test_entries_that_moved_meanwhile_are_left_for_the_next_run(
+    peer: Peer, cluster: Cluster
+) -> None:
+    """A patch goes by place; the entry there must still be the one that was read."""
+
+    def reorder(method: str, _path: str) -> int:
+        if method == "PATCH":
+            peer.objects[CONFIG]["webhooks"].reverse()
+        return 0
+
+    peer.refuse = reorder
+    report = keep(cluster)
+    assert ["webhook configuration" in error for error in report.errors] == [True]
+    assert bundles(peer.objects[CONFIG]) == {None}
+
+
 def test_replicas_that_start_together_agree(peer: Peer) -> None:
     def replica(_: int) -> str | None:
         own = Cluster.connect(kubeconfig=str(peer.kubeconfig))
