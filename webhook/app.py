@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from flask import Flask, Response, request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from webhook.profiles import Level
 from webhook.review import BadReviewError
@@ -21,6 +21,22 @@ log = logging.getLogger("kitty.webhook")
 
 MAX_BODY = 3 * 1024 * 1024
 """The API server's own limit of a request."""
+MAX_DROPPED = 16 * 1024 * 1024
+
+
+def _body(stream: IO[bytes]) -> bytes:
+    """The request's body, or a 413; gunicorn ends the stream where the body ends.
+
+    What is too much is read and dropped, up to a bound: a client that is still writing would see
+    a reset instead of the answer.
+    """
+    body = stream.read(MAX_BODY + 1)
+    if len(body) <= MAX_BODY:
+        return body
+    dropped = 0
+    while dropped < MAX_DROPPED and (piece := stream.read(65536)):
+        dropped += len(piece)
+    raise RequestEntityTooLarge(f"the body exceeds {MAX_BODY} bytes")
 
 
 def mutate_app(reviewer: Reviewer, metrics: Metrics) -> Flask:
@@ -30,10 +46,9 @@ def mutate_app(reviewer: Reviewer, metrics: Metrics) -> Flask:
     without the word that is due to its creator.
     """
     app = Flask("webhook", static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
 
     def mutate(level: Level | None) -> Response:
-        body = reviewer.review(request.get_data(cache=False), level)
+        body = reviewer.review(_body(request.environ["wsgi.input"]), level)
         return Response(body, mimetype="application/json")
 
     def failed(error: Exception) -> Response:

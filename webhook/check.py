@@ -18,7 +18,7 @@ from webhook import __version__
 from webhook import annotations as keys
 from webhook.cluster import WEBHOOKS, Cluster, ClusterError, versions
 from webhook.decision import AUTO_NATIVE_SINCE, SIDECAR, Origin
-from webhook.inject import inject
+from webhook.inject import Target, inject
 from webhook.pod import Pod, UnreadablePodError
 from webhook.profiles import Level, admitted
 
@@ -412,7 +412,7 @@ def _dry_run(place: Place, namespace: Namespace) -> Finding:
         return Finding(Severity.OK, "dry-run", subject, "a pod is injected and admitted")
     here = probe_pod(inject_label="true")
     origin = Origin(uid=namespace.name, namespace=namespace.name)
-    inject(here, _level(place, namespace), place.config, origin=origin)
+    inject(here, Target(place.config, _level(place, namespace), None), origin=origin)
     if refusal := _refusal(place, namespace, here)[0]:
         message = f"no webhook answered, and injected pods would be refused: {refusal}"
         return Finding(Severity.PROBLEM, "dry-run", subject, message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -60,9 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _serve(arguments, config)
     if arguments.command == "check":
         return _check(arguments, config)
-    from webhook.inject import inject_files  # noqa: PLC0415 -- serve does without it
+    from webhook.inject import Target, inject_files  # noqa: PLC0415 -- serve does without it
 
-    return inject_files(arguments.file, Level(arguments.level or config.default_level), config)
+    level = Level(arguments.level or config.default_level)
+    return inject_files(arguments.file, Target(config, level, arguments.kubernetes))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,6 +123,20 @@ def _inject_flags(inject: argparse.ArgumentParser) -> None:
         choices=[level.value for level in Level],
         help="Pod Security level of the target namespace (default: the config's default-level)",
     )
+
+    inject.add_argument(
+        "--kubernetes",
+        metavar="VERSION",
+        type=_version,
+        help="oldest version among server and kubelets; 1.29 and newer get native sidecars",
+    )
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, _, minor = text.removeprefix("v").partition(".")
+    if not (major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a version such as 1.29")
+    return int(major), int(minor)
 
 
 def _check_flags(check: argparse.ArgumentParser) -> None:
@@ -201,10 +217,11 @@ def _check(arguments: argparse.Namespace, config: Config) -> int:
 
     try:
         cluster = Cluster.connect(kubeconfig=arguments.kubeconfig, context=arguments.context)
-        place = Place(
-            cluster=cluster, config=config, webhook_config=arguments.webhook_config, reach=reach
-        )
-        return check(place, as_json=arguments.json)
+        with contextlib.closing(cluster):
+            place = Place(
+                cluster=cluster, config=config, webhook_config=arguments.webhook_config, reach=reach
+            )
+            return check(place, as_json=arguments.json)
     except ClusterError as error:
         print(f"kitty-webhook check: {error}", file=sys.stderr)
         return FAILED

@@ -67,6 +67,10 @@ class Cluster:
             raise ClusterError(0, f"no usable kubeconfig: {error}") from error
         return cls(client.ApiClient(configuration))
 
+    def close(self) -> None:
+        """Closes its connections."""
+        self._client.close()
+
     def get(self, path: str, **query: str) -> JsonObject:
         """Reads one object.
 
@@ -94,6 +98,10 @@ class Cluster:
     def replace(self, path: str, body: JsonObject) -> JsonObject:
         """Replaces an object; its resourceVersion makes a concurrent change a 409."""
         return self._request("PUT", path, body=body)
+
+    def delete(self, path: str, **query: str) -> None:
+        """Deletes an object."""
+        self._request("DELETE", path, query=query)
 
     def patch(self, path: str, operations: list[JsonObject]) -> JsonObject:
         """Applies a JSON Patch."""

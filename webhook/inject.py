@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from webhook.decision import Decision, Origin, Skip, decide, skip
+from webhook.decision import Decision, Origin, Skip, Version, decide, skip
 from webhook.mutate import operations
 from webhook.patch import apply
 from webhook.pod import Pod, UnreadablePodError
@@ -64,21 +65,34 @@ def _is_template(key: str, node: dict[str, Any]) -> bool:
     return key.endswith("template") and isinstance(spec, dict) and bool(spec.get("containers"))
 
 
-def inject(pod: dict[str, Any], level: Level, config: Config, *, origin: Origin) -> Decision:
-    """Mutates a pod or a pod template in place, as the webhook would.
+@dataclass(frozen=True)
+class Target:
+    """What is known of the cluster that the result is for.
 
-    Nothing is known of the cluster, so ``native-sidecar: auto`` stands for an ordinary sidecar.
+    Attributes:
+        config: The webhook's configuration.
+        level: The Pod Security level of the namespace.
+        oldest: The oldest version among server and kubelets; None for unknown, and then
+            ``native-sidecar: auto`` stands for an ordinary sidecar.
     """
+
+    config: Config
+    level: Level
+    oldest: Version | None
+
+
+def inject(pod: dict[str, Any], target: Target, *, origin: Origin) -> Decision:
+    """Mutates a pod or a pod template in place, as the webhook would."""
     try:
         read = Pod.read(pod)
-        decision = decide(read, level, config, origin=origin, oldest=None)
-        apply(pod, operations(read, decision, config))
+        decision = decide(read, target.level, target.config, origin=origin, oldest=target.oldest)
+        apply(pod, operations(read, decision, target.config))
     except UnreadablePodError as error:
         return skip(Skip.UNREADABLE, str(error))
     return decision
 
 
-def inject_files(paths: list[str], level: Level, config: Config) -> int:
+def inject_files(paths: list[str], target: Target) -> int:
     """Reads manifests, mutates them and prints them.
 
     Returns:
@@ -92,7 +106,7 @@ def inject_files(paths: list[str], level: Level, config: Config) -> int:
             print(f"kitty-webhook inject: {path}: {error}", file=sys.stderr)
             return 1
     for document in documents:
-        _inject_document(document, level, config)
+        _inject_document(document, target)
     yaml.safe_dump_all(documents, sys.stdout, sort_keys=False, allow_unicode=True)
     return 0
 
@@ -109,7 +123,7 @@ def _read(path: str) -> str:
         return file.read()
 
 
-def _inject_document(document: Any, level: Level, config: Config) -> None:
+def _inject_document(document: Any, target: Target) -> None:
     if not isinstance(document, dict):
         return
     metadata = document.get("metadata")
@@ -125,7 +139,7 @@ def _inject_document(document: Any, level: Level, config: Config) -> None:
             name=name if not path else "",
             fallback_job=name if path else "",
         )
-        decision = inject(pod, level, config, origin=origin)
+        decision = inject(pod, target, origin=origin)
         for text in decision.warnings:
             print(f"{title}{path}: {text}", file=sys.stderr)
         if isinstance(decision.outcome, Skip) and decision.outcome.quiet:

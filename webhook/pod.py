@@ -6,6 +6,7 @@ Nothing here goes through typed models: an old model drops the fields that it do
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 JsonObject = dict[str, Any]
@@ -67,17 +68,14 @@ class Container:
         """Its name; empty where it has none."""
         return text(self.raw.get("name"))
 
-    def env(self) -> list[JsonObject]:
-        """Its env entries."""
-        return items(self.raw.get("env"), f"{self.path}/env")
+    @cached_property
+    def _variables(self) -> dict[Any, JsonObject]:
+        entries = items(self.raw.get("env"), f"{self.path}/env")
+        return {text(entry.get("name")): entry for entry in entries}
 
     def variable(self, name: str) -> JsonObject | None:
         """The entry that defines a variable: of several, the last one wins."""
-        found = None
-        for entry in self.env():
-            if entry.get("name") == name:
-                found = entry
-        return found
+        return self._variables.get(name)
 
     def resources(self, kind: str) -> JsonObject:
         """Its ``limits`` or ``requests``."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 API_VERSION = "admission.k8s.io/v1"
 MAX_WARNINGS = 16
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class BadReviewError(Exception):
@@ -109,7 +110,7 @@ def answer(
     """An answer that allows the object, with a patch where there are operations."""
     response = AdmissionResponse(uid=uid, allowed=True)
     if operations:
-        patch = json.dumps(operations, separators=(",", ":")).encode()
+        patch = _encode(operations).encode()
         response["patchType"] = "JSONPatch"
         response["patch"] = base64.b64encode(patch).decode()
     if warnings:

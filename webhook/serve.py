@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import ssl
-import struct
 import sys
 import tempfile
 import threading
@@ -17,7 +16,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from gunicorn.app.base import BaseApplication
 
-from webhook.tls import ReloadingContext
+from webhook.tls import STALLED, ReloadingContext
 from webhook.upkeep import Task, Upkeep, write_atomically
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ log = logging.getLogger("kitty.webhook")
 
 KEEP_ALIVE = 120
 """Seconds; the API server keeps an idle connection for 90 and must be the one to close it."""
-STALLED = 10
-"""Seconds after which a client that stopped in the middle of a request loses its thread."""
 THREADS = 16
 
 
@@ -92,7 +89,7 @@ class _Server(BaseApplication):  # type: ignore[misc] # gunicorn ships no types
         settings: dict[str, Any] = {
             "bind": self._serving.bind,
             "workers": 1,
-            "worker_class": "gthread",
+            "worker_class": "webhook.worker.Worker",
             "threads": THREADS,
             "keepalive": KEEP_ALIVE,
             "timeout": 30,
@@ -102,7 +99,6 @@ class _Server(BaseApplication):  # type: ignore[misc] # gunicorn ships no types
             "certfile": self._certificate,
             "keyfile": self._serving.key or self._own,
             "ssl_context": lambda _config, _default: self._tls.current(),
-            "when_ready": lambda arbiter: _bound_stalls(arbiter.LISTENERS),
             "post_worker_init": lambda _worker: self._start_beside(),
             "loglevel": "warning",
             "proc_name": "kitty-webhook",
@@ -143,15 +139,6 @@ class _Server(BaseApplication):  # type: ignore[misc] # gunicorn ships no types
         except (OSError, ssl.SSLError) as error:
             return f"certificate: {error}"
         return ""
-
-
-def _bound_stalls(listeners: list[Any]) -> None:
-    """Accepted connections inherit these: a half-sent request may not hold a thread for ever."""
-    for listener in listeners:
-        s: socket.socket = listener.sock
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALLED, 0))
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STALLED, 0))
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def listen(host: str, port: int) -> socket.socket:

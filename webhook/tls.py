@@ -9,7 +9,23 @@ import threading
 
 log = logging.getLogger("kitty.webhook")
 
+STALLED = 5.0
+"""Seconds after which a client that stopped in the middle of a request loses its thread."""
+
 Stamp = tuple[tuple[int, int, int], ...]
+
+
+class _BoundedSocket(ssl.SSLSocket):
+    """A socket that never blocks for ever.
+
+    SO_RCVTIMEO would not do: a blocking SSLSocket tries again when it strikes.
+    """
+
+    def settimeout(self, value: float | None) -> None:
+        super().settimeout(STALLED if value is None else value)
+
+    def setblocking(self, flag: bool) -> None:
+        self.settimeout(STALLED if flag else 0.0)
 
 
 class ReloadingContext:
@@ -55,6 +71,7 @@ class ReloadingContext:
     def _load(self, stamp: Stamp) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.sslsocket_class = _BoundedSocket
         context.load_cert_chain(self._certificate, self._key)
         self._context, self._stamp = context, stamp
         return context

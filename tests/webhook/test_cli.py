@@ -1,0 +1,241 @@
+"""The command line: what it says when it is asked the wrong way, and manifests of every kind."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from webhook.cli import main
+from webhook.config import Config, ConfigError, parse_config
+from webhook.profiles import Level, Profile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.webhook.support import Files
+
+
+def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    try:
+        status = main(arguments)
+    except SystemExit as stopped:
+        status = stopped.code  # type: ignore[assignment] # argparse gives an int
+    assert status == 2
+    return capsys.readouterr().err
+
+
+def test_usage_errors_name_the_flag_and_what_it_may_hold(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert "--bind" in usage_error(capsys, "serve", "--bind", "here")
+    assert "HOST:PORT" in usage_error(capsys, "serve", "--metrics-bind", "127.0.0.1:99999")
+    assert "--tls-cert is required" in usage_error(capsys, "serve")
+    assert "--tls-key" in usage_error(capsys, "serve", "--tls-cert", __file__)
+    missing = str(tmp_path / "none.pem")
+    assert missing in usage_error(capsys, "serve", "--tls-cert", missing)
+    assert "--namespace is required" in usage_error(capsys, "serve", "--self-signed")
+    both = ("serve", "--self-signed", "--tls-cert", __file__)
+    assert "not together" in usage_error(capsys, *both)
+    assert "--level" in usage_error(capsys, "inject", "-f", "-", "--level", "high")
+    assert "1.29" in usage_error(capsys, "inject", "-f", "-", "--kubernetes", "new")
+    assert "--file" in usage_error(capsys, "inject")
+    assert "COMMAND" in usage_error(capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("portt: 1", "unknown key 'portt'; allowed keys: accelerators,"),
+        ("port: 0", "key 'port': 0 is not 1-65535"),
+        ("port: [1]", "key 'port'"),
+        ("profile: root", "privileged, capabilities, unprivileged"),
+        ("default-level: high", "privileged, baseline, restricted"),
+        ("native-sidecar: maybe", "auto, true, false"),
+        ("cpu-limit: none", "a CPU quantity"),
+        ("memory-limit: 1Mi", "64Mi or more"),
+        ("memory-request: 1Gi", "'memory-request' exceeds 'memory-limit'"),
+        ("accelerators: tpu", "a list"),
+        ("sidecar-command: sh -c x", "a list of words"),
+        ("driver-root: relative", "an absolute path"),
+        ("collectors: [a b]", "collector names"),
+        ("bind: 'a b'", "an IP address"),
+        ("[]", "not a mapping"),
+        ("a: b: c", "not YAML"),
+        ("1: 2", "unknown key 1"),
+    ],
+)
+def test_config_errors_name_the_key_and_what_it_may_hold(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text)
+    assert says in str(caught.value)
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert says in usage_error(capsys, "inject", "-f", "-", "--config", str(path))
+
+
+def test_a_missing_config_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "none.yaml")
+    assert path in usage_error(capsys, "inject", "-f", "-", "--config", path)
+
+
+def test_config_values() -> None:
+    config = parse_config(
+        "image: mirror:5000/kitty-sidecar@sha256:0\nport: 9200\nnative-sidecar: true\n"
+        "profile: capabilities\ndefault-level: baseline\naccelerators: [x.io/npu]\n"
+        "collectors: net, proc\nsidecar-command: [kitty-sidecar]\ndriver-root:\n"
+    )
+    assert config == Config(
+        image="mirror:5000/kitty-sidecar@sha256:0",
+        port=9200,
+        native_sidecar="true",
+        profile=Profile.CAPABILITIES,
+        default_level=Level.BASELINE,
+        accelerators=frozenset({"x.io/npu"}),
+        collectors=("net", "proc"),
+        sidecar_command=("kitty-sidecar",),
+    )
+    assert parse_config("") == Config()
+
+
+TEMPLATE = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
+
+
+def workload(kind: str, spec: dict[str, Any], api: str = "apps/v1") -> dict[str, Any]:
+    metadata = {"name": "w", "namespace": "ml"}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+JOB = {"template": TEMPLATE}
+ROLES = {"Master": {"replicas": 1, "template": TEMPLATE}, "Worker": {"template": TEMPLATE}}
+WORKLOADS: list[tuple[dict[str, Any], int]] = [
+    (workload("Deployment", {"template": TEMPLATE}), 1),
+    (workload("StatefulSet", {"template": TEMPLATE}), 1),
+    (workload("Job", JOB, "batch/v1"), 1),
+    (workload("CronJob", {"jobTemplate": {"spec": JOB}}, "batch/v1"), 1),
+    (workload("JobSet", {"replicatedJobs": [{"name": "a", "template": {"spec": JOB}}] * 2}), 2),
+    (workload("PyTorchJob", {"pytorchReplicaSpecs": ROLES}, "kubeflow.org/v1"), 2),
+    (workload("MPIJob", {"mpiReplicaSpecs": ROLES}, "kubeflow.org/v2beta1"), 2),
+    (
+        workload(
+            "TrainingRuntime",
+            {"template": {"spec": {"replicatedJobs": [{"name": "n", "template": {"spec": JOB}}]}}},
+        ),
+        1,
+    ),
+    (workload("TrainJob", {"podTemplateOverrides": [TEMPLATE], "trainer": {"image": "i"}}), 0),
+    (
+        workload(
+            "RayCluster",
+            {
+                "headGroupSpec": {"template": TEMPLATE},
+                "workerGroupSpecs": [{"template": TEMPLATE}, {"template": TEMPLATE}],
+            },
+            "ray.io/v1",
+        ),
+        3,
+    ),
+    (
+        workload(
+            "LeaderWorkerSet",
+            {"leaderWorkerTemplate": {"leaderTemplate": TEMPLATE, "workerTemplate": TEMPLATE}},
+        ),
+        2,
+    ),
+    ({"apiVersion": "v1", "kind": "List", "items": [workload("Deployment", JOB)] * 2}, 2),
+    ({"apiVersion": "v1", "kind": "PodList", "items": [{"kind": "Pod", **TEMPLATE}]}, 1),
+    ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}, "data": {"a": "b"}}, 0),
+]
+
+
+@pytest.mark.parametrize(("body", "pods"), WORKLOADS, ids=lambda value: str(value)[:60])
+def test_every_pod_template_is_injected(
+    body: dict[str, Any], pods: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "w.json"
+    path.write_text(json.dumps(body))
+    assert main(["inject", "-f", str(path)]) == 0
+    out, err = capsys.readouterr()
+    after = yaml.safe_load(out)
+    assert out.count("name: kitty\n") == pods
+    assert out.count("shareProcessNamespace: true") == pods
+    if pods:
+        assert out.count("kitty.k10s.dev/job: ") == pods
+    else:
+        assert after == body
+        assert "no pod template" in err
+
+
+def test_a_template_belongs_to_the_job_of_its_workload(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text(yaml.safe_dump(workload("Job", JOB)))
+    main(["inject", "-f", str(path)])
+    template = yaml.safe_load(capsys.readouterr().out)["spec"]["template"]
+    assert template["metadata"]["annotations"]["kitty.k10s.dev/job"] == "w"
+
+
+def test_several_documents_anchors_and_dates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two containers that share one list by an anchor get one variable each, not two."""
+    path = tmp_path / "w.yaml"
+    path.write_text(
+        """\
+kind: Pod
+metadata: {name: a, annotations: {date: 2024-01-01}}
+spec:
+  containers:
+  - {name: a, image: i, env: &shared [{name: A, value: "1"}]}
+  - {name: b, image: i, env: *shared}
+---
+kind: ConfigMap
+---
+# nothing
+"""
+    )
+    assert main(["inject", "-f", str(path), "-f", str(path)]) == 0
+    out = capsys.readouterr().out
+    pod, _, _, *_ = yaml.safe_load_all(out)
+    for container in pod["spec"]["containers"][:2]:
+        assert [e["name"] for e in container["env"]] == ["A", "KITTY_WATCH"]
+    assert "2024-01-01" in out
+
+
+def test_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "pod.json"
+    path.write_text(json.dumps({"kind": "Pod", "metadata": {"name": "a"}, **TEMPLATE}))
+    with path.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main(["inject", "-f", "-"]) == 0
+    assert "name: kitty" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["a: b: c", "!!python/object:os.system {}", "\x00"])
+def test_what_is_no_manifest_is_named(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    assert main(["inject", "-f", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert str(path) in err
+    assert out == ""
+    assert main(["inject", "-f", str(tmp_path / "none")]) == 1
+
+
+def test_help_says_everything(capsys: pytest.CaptureFixture[str], tls: Files) -> None:
+    for command in ("serve", "inject", "check"):
+        with pytest.raises(SystemExit) as stopped:
+            main([command, "--help"])
+        assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    for word in ("/mutate/restricted", "--self-signed", "--metrics-bind", "--json", "--level"):
+        assert word in out

@@ -1,0 +1,260 @@
+"""The server as the API server and others meet it: bad input, slow and idle clients, reload."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.webhook.support import Files, Server, review_of, running_server, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "a", "namespace": "ml"},
+    "spec": {"containers": [{"name": "c", "image": "i"}]},
+}
+
+NOT_A_REVIEW = [
+    b"",
+    b"{",
+    b"\xff\xfe\x00",
+    b"null",
+    b"[]",
+    b"1e999",
+    b"{}",
+    b'"text"',
+    b"[" * 200_000,
+    b'{"a":' * 200_000,
+    json.dumps({"kind": "AdmissionReview"}).encode(),
+    json.dumps(review_of(POD) | {"apiVersion": "admission.k8s.io/v1beta1"}).encode(),
+    json.dumps(review_of(POD) | {"kind": "Pod"}).encode(),
+    json.dumps(review_of(POD) | {"request": None}).encode(),
+    json.dumps(review_of(POD) | {"request": []}).encode(),
+    json.dumps(review_of(POD, uid="")).encode(),
+    json.dumps(review_of(POD) | {"request": {"uid": 7}}).encode(),
+]
+
+
+@pytest.mark.parametrize("body", NOT_A_REVIEW, ids=lambda body: repr(body[:24]))
+def test_what_cannot_be_answered_is_a_400_with_a_reason(body: bytes, server: Server) -> None:
+    status, reason = server.post(body)
+    assert status == 400
+    assert reason.strip()
+
+
+def with_spec(**spec: Any) -> dict[str, Any]:
+    return POD | {"spec": POD["spec"] | spec}  # type: ignore[operator] # plain JSON
+
+
+def with_metadata(**metadata: Any) -> dict[str, Any]:
+    return POD | {"metadata": POD["metadata"] | metadata}  # type: ignore[operator] # same
+
+
+def with_container(**container: Any) -> dict[str, Any]:
+    return with_spec(containers=[{"name": "c", "image": "i"} | container])
+
+
+UNREADABLE = [
+    [],
+    "a pod",
+    7,
+    POD | {"metadata": []},
+    POD | {"spec": "x"},
+    with_metadata(labels={"a": 1}),
+    with_metadata(labels=[]),
+    with_metadata(annotations={"a": None}),
+    with_metadata(ownerReferences={}),
+    with_metadata(ownerReferences=[1]),
+    with_spec(containers="c"),
+    with_spec(containers=["c"]),
+    with_spec(containers={"c": {}}),
+    with_spec(initContainers=1),
+    with_spec(os="windows"),
+    with_spec(nodeSelector=[]),
+    with_spec(securityContext=[]),
+    with_spec(resources=[1]),
+    with_container(env={"A": "b"}),
+    with_container(env=["A=b"]),
+    with_container(ports=9100),
+    with_container(resources=[]),
+    with_container(resources={"limits": []}),
+    with_container(resources={"claims": {}}),
+    with_container(securityContext="root"),
+]
+
+
+@pytest.mark.parametrize("pod", UNREADABLE, ids=lambda pod: json.dumps(pod)[-48:])
+def test_a_misshapen_pod_goes_through_unchanged_with_a_warning(pod: Any, server: Server) -> None:
+    response = server.review(review_of(pod))
+    assert response["allowed"] is True
+    assert "patch" not in response
+    assert response["warnings"]
+
+
+ODD = [
+    None,
+    {},
+    POD | {"metadata": None},
+    POD | {"spec": None},
+    with_spec(containers=[]),
+    with_spec(containers=None),
+    with_spec(initContainers=None, volumes=None, securityContext=None, nodeSelector=None),
+    with_container(env=None, ports=None, resources=None, securityContext=None),
+    with_container(env=[{"name": None}, {"value": "x"}, {}]),
+    with_container(ports=[{"containerPort": "9100"}, {"containerPort": None}]),
+    with_container(resources={"limits": {"cpu": [], "memory": {}}}),
+    with_spec(containers=[{}, {"name": 7}]),
+    with_spec(containers=[{"name": "c"}, {"name": "c"}]),
+    with_spec(hostNetwork="yes", hostPID=1, shareProcessNamespace="no", restartPolicy=5),
+    with_metadata(name=7, generateName=[]),
+    with_metadata(name="\ud800", annotations={"kitty.k10s.dev/job": "\ud800"}),
+    with_metadata(annotations={"kitty.k10s.dev/port": "9" * 5000}),
+    with_metadata(annotations={"kitty.k10s.dev/status": "[" * 100_000}),
+    with_metadata(labels={"job-name": "a\nb"}),
+]
+
+
+@pytest.mark.parametrize("pod", ODD, ids=lambda pod: json.dumps(pod)[-48:])
+def test_odd_pods_are_allowed(pod: Any, server: Server) -> None:
+    before = server.metric("kitty_webhook_errors_total")
+    response = server.review(review_of(pod, namespace="ml"))
+    assert response["allowed"] is True
+    assert all(len(w) <= 120 and w.isprintable() for w in response.get("warnings", []))
+    assert server.metric("kitty_webhook_errors_total") == before
+
+
+@pytest.mark.parametrize("operation", ["UPDATE", "DELETE", "CONNECT", "", None])
+def test_only_creation_is_reviewed(operation: str | None, server: Server) -> None:
+    response = server.review(review_of(POD, operation=operation))
+    assert "patch" not in response
+    assert response["allowed"] is True
+
+
+@pytest.mark.parametrize("kind", ["PodList", "Deployment", "Node", "", None])
+def test_only_pods_are_reviewed(kind: str | None, server: Server) -> None:
+    request_kind = {"group": "", "version": "v1", "kind": kind}
+    review = review_of({"kind": kind, "items": [POD]}, kind=request_kind)
+    response = server.review(review)
+    assert "patch" not in response
+    assert response["allowed"] is True
+
+
+def test_subresources_are_left_alone(server: Server) -> None:
+    response = server.review(review_of(POD, subResource="ephemeralcontainers"))
+    assert "patch" not in response
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_three_mebibytes_is_the_limit(extra: int, server: Server) -> None:
+    review = json.dumps(review_of(POD)).encode()
+    body = review + b" " * (3 * 1024 * 1024 - len(review) + extra)
+    assert server.post(body)[0] == (413 if extra else 200)
+
+
+def test_a_huge_chunked_body_is_cut_off(server: Server) -> None:
+    with contextlib.closing(server.connection()) as connection:
+        pieces = (b" " * 65536 for _ in range(80))
+        connection.request("POST", "/mutate", pieces, encode_chunked=True)
+        assert connection.getresponse().status == 413
+
+
+def test_wrong_paths_and_methods(server: Server) -> None:
+    review = review_of(POD)
+    assert server.post(review, "/mutate/other")[0] == 404
+    assert server.post(review, "/")[0] == 404
+    with contextlib.closing(server.connection()) as connection:
+        connection.request("GET", "/mutate")
+        assert connection.getresponse().status == 405
+
+
+def test_health_and_metrics(server: Server) -> None:
+    assert server.get("/healthz") == (200, "ok\n")
+    assert server.get("/readyz") == (200, "ok\n")
+    assert server.get("/")[0] == 404
+    before = server.metric('kitty_webhook_skipped_total{reason="windows-pod"}') or 0
+    server.review(review_of(with_spec(os={"name": "windows"})))
+    assert server.metric('kitty_webhook_skipped_total{reason="windows-pod"}') == before + 1
+    assert (server.metric('kitty_webhook_requests_total{code="200"}') or 0) > 0
+    assert server.metric('kitty_webhook_review_duration_seconds_bucket{le="0.001"}') is not None
+
+
+def test_a_connection_is_kept(server: Server) -> None:
+    with contextlib.closing(server.connection()) as connection:
+        for _ in range(3):
+            connection.request("POST", "/mutate", json.dumps(review_of(POD)))
+            answer = connection.getresponse()
+            assert answer.read()
+            assert answer.getheader("Connection", "keep-alive").lower() != "close"
+
+
+def test_a_refused_request_leaves_its_connection_usable(server: Server) -> None:
+    with contextlib.closing(server.connection()) as connection:
+        for body, status in ((b"{", 400), (json.dumps(review_of(POD)).encode(), 200)):
+            connection.request("POST", "/mutate", body)
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == status
+
+
+def test_idle_and_stalled_clients_hold_up_nobody(server: Server) -> None:
+    """More idle TLS connections than the server has threads, and some that say half a word."""
+    with contextlib.ExitStack() as stack:
+        for i in range(48):
+            plain = stack.enter_context(socket.create_connection(("localhost", server.port), 10))
+            if i % 2:
+                wrapped = server.context.wrap_socket(plain, server_hostname="localhost")
+                stack.enter_context(wrapped)
+        start = time.monotonic()
+        assert server.review(review_of(POD))["allowed"] is True
+        assert time.monotonic() - start < 8
+
+
+def test_a_stalled_handshake_is_given_up(server: Server) -> None:
+    with socket.create_connection(("localhost", server.port), 30) as plain:
+        plain.sendall(b"\x16\x03\x01\x02\x00\x01")
+        assert plain.recv(1024) == b""  # closed by the server, not by this side's 30 seconds
+
+
+def test_a_replaced_certificate_is_served_without_dropping_a_connection(
+    tmp_path: Path,
+) -> None:
+    files = Files.make(tmp_path)
+    context = ssl.create_default_context(cafile=str(files.root))
+    flags = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
+    with running_server(tmp_path, *flags, context=context) as server:
+        with contextlib.closing(server.connection()) as old:
+            old.request("POST", "/mutate", json.dumps(review_of(POD)))
+            assert old.getresponse().read()
+            before = server.certificate()
+            # Half-way through a replacement the two files do not fit: the last good pair stays.
+            key = files.key.read_bytes()
+            files.issue()
+            new_key = files.key.read_bytes()
+            files.key.write_bytes(key)
+            assert server.certificate() == before
+            files.key.write_bytes(new_key)
+            assert server.certificate() != before
+            old.request("POST", "/mutate", json.dumps(review_of(POD)))
+            assert old.getresponse().status == 200
+        wait_until(
+            lambda: server.metric("kitty_webhook_certificate_expiry_timestamp_seconds"),
+        )
+
+
+def test_sigterm_ends_it_and_leaves_nothing(tmp_path: Path, tls: Files) -> None:
+    context = ssl.create_default_context(cafile=str(tls.root))
+    flags = ("--tls-cert", str(tls.cert), "--tls-key", str(tls.key))
+    with running_server(tmp_path, *flags, context=context) as server:
+        server.process.terminate()
+        assert server.process.wait(30) == 0
+        with pytest.raises(ConnectionRefusedError):
+            server.get("/healthz")
