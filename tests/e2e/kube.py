@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
+from urllib3.exceptions import HTTPError
 
 from webhook.cluster import TIMEOUT, Cluster, ClusterError
 
@@ -55,8 +56,11 @@ class Kube:
         request = client.param_serialize(
             "GET", path, header_params={"Accept": "*/*"}, auth_settings=auth
         )
-        response = client.call_api(*request, _request_timeout=TIMEOUT)
-        body: bytes = response.read()
+        try:
+            response = client.call_api(*request, _request_timeout=TIMEOUT)
+            body: bytes = response.read()
+        except HTTPError as error:
+            raise ClusterError(0, f"GET {path}: {error}") from error
         if response.status != 200:
             raise ClusterError(response.status, body.decode(errors="replace"))
         return body.decode()
@@ -135,7 +139,8 @@ class Kube:
         try:
             self.api.get(path)
         except ClusterError as error:
-            assert error.status == 404, error
+            if error.status != 404:
+                raise
             return False
         return True
 
@@ -265,7 +270,7 @@ class Stream:
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         return self

@@ -37,11 +37,12 @@ def ended(kube: Kube, namespace: Callable[..., str], trainer_image: str) -> dict
             continue
         name = f"{fate}-{lifecycle}-{policy}".lower()
         homes[name] = labelled
-        _start(kube, labelled, name, (fate, policy), trainer_image, lifecycle == "native")
+        wanted = lifecycle == "native"
+        _start(kube, labelled, _job(name, fate, policy, image=trainer_image, native=wanted))
     for policy in POLICIES:
         name = f"fails-plain-{policy}".lower()
         homes[name] = plain
-        _start(kube, plain, name, ("fails", policy), trainer_image, native=False)
+        _start(kube, plain, _job(name, "fails", policy, image=trainer_image, native=False))
     seen: dict[str, list[Json]] = {}
 
     def all_ended() -> bool:
@@ -55,10 +56,11 @@ def ended(kube: Kube, namespace: Callable[..., str], trainer_image: str) -> dict
     return seen
 
 
-def _start(
-    kube: Kube, home: str, name: str, shape: tuple[str, str], image: str, native: bool
-) -> None:
-    fate, policy = shape
+def _start(kube: Kube, home: str, job: Json) -> None:
+    kube.api.create(f"/apis/batch/v1/namespaces/{home}/jobs", job)
+
+
+def _job(name: str, fate: str, policy: str, *, image: str, native: bool) -> Json:
     pod = pod_of(
         name,
         ["python3", "-c", FATES[fate]],
@@ -67,7 +69,7 @@ def _start(
         security={"runAsUser": 0},
     )
     pod["spec"]["restartPolicy"] = policy
-    kube.api.create(f"/apis/batch/v1/namespaces/{home}/jobs", job_of(pod))
+    return job_of(pod)
 
 
 @pytest.mark.parametrize(("fate", "lifecycle", "policy"), VARIANTS)

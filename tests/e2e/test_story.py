@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from urllib.parse import quote
 
 import pytest
-import yaml
 
-from tests.e2e import workloads
-from tests.e2e.install import ROOT, Install
+from tests.e2e import scraping, workloads
+from tests.e2e.install import ROOT
 from tests.e2e.kube import (
     PREFIX,
     Json,
@@ -26,9 +22,9 @@ from tests.e2e.kube import (
     sidecars,
     status_of,
 )
+from tests.e2e.scraping import Database
 
 RANKS = 4
-MONITORING = "monitoring"
 
 
 @dataclass(frozen=True)
@@ -79,16 +75,16 @@ def story(kube: Kube, namespace: Callable[..., str], trainer_image: str) -> Stor
     if kube.native(team):
         notes = {"native-sidecar": "true"}
         labels = {"beside": "llm"}
-        beside.append(
-            pod_of("native", talk, image=trainer_image, labels=labels, annotations=notes)
-        )
+        beside.append(pod_of("native", talk, image=trainer_image, labels=labels, annotations=notes))
     for one in beside:
         kube.api.create(f"/api/v1/namespaces/{team}/pods", one)
     made = Story(kube, team)
     kube.wait(
         "every pod ready",
-        lambda: len(made.ranks()) == RANKS
-        and all(all_ready(pod) for pod in [*made.ranks(), *made.others()]),
+        lambda: (
+            len(made.ranks()) == RANKS
+            and all(all_ready(pod) for pod in [*made.ranks(), *made.others()])
+        ),
     )
     master = made.ranks()[0]["status"]["podIP"]
     for rank in made.ranks():
@@ -132,7 +128,7 @@ def test_trainer_was_not_kept_waiting(story: Story) -> None:
 
 def test_each_sidecar_reports_its_own_rank_and_nothing_else(story: Story) -> None:
     for index, pod in enumerate(story.ranks()):
-        page = story.kube.wait("a rank's page", lambda pod=pod: _ranked(story.kube.page(pod)))
+        page = story.kube.wait("a rank's page", partial(_page_of, story, pod))
         ranked = [s for s in page if "rank" in s.labels]
         assert {s.labels["rank"] for s in ranked} == {str(index)}
         jobs = {s.labels["job"] for s in page if not _runtime(s)}
@@ -164,104 +160,36 @@ def test_hosts_pods_share_a_node_and_no_port(story: Story) -> None:
         assert "ports" not in sidecars(pod)[0]
 
 
-@dataclass(frozen=True)
-class Prometheus:
-    """Debian's, in a pod of its own, with the scrape configuration that is shipped."""
-
-    kube: Kube
-    namespace: str
-
-    def ask(self, what: str) -> list[Json]:
-        """Run an instant query."""
-        path = self.kube.proxy(self.namespace, "prometheus", 9090)
-        answer = json.loads(self.kube.text(f"{path}/api/v1/query?query={quote(what)}"))
-        found: list[Json] = answer["data"]["result"]
-        return found
-
-
-@pytest.fixture(scope="module")
-def prometheus(
-    kube: Kube, namespace: Callable[..., str], trainer_image: str, story: Story
-) -> Iterator[Prometheus]:
-    home = namespace(MONITORING)
-    done = subprocess.run(
-        [str(ROOT / "tools" / "prometheus")], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"no Prometheus: {done.stderr.strip() or 'apt-get download failed'}")
-    scrape = yaml.safe_load(
-        (ROOT / "manifests/overlays/prometheus/kitty-scrape.yaml").read_text()
-    )
-    settings = {"global": {"scrape_interval": "15s"}, **scrape}
-    role = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
-    rbac = "rbac.authorization.k8s.io"
-    kube.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": "prometheus", "namespace": home},
-            "data": {"prometheus.yml": yaml.safe_dump(settings)},
-        },
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "ClusterRole",
-            "metadata": {"name": home},
-            "rules": [role],
-        },
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": home},
-            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": home},
-            "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": home}],
-        },
-    )
-    run = (
-        "while [ ! -e /data/go ]; do sleep 0.2; done; chmod 755 /data/prometheus; "
-        "exec /data/prometheus --config.file=/etc/prometheus/prometheus.yml "
-        "--storage.tsdb.path=/data/tsdb --web.listen-address=:9090"
-    )
-    pod = pod_of(
-        "prometheus",
-        ["sh", "-c", run],
-        image=trainer_image,
-        volumes=[
-            {"name": "data", "emptyDir": {}},
-            {"name": "config", "configMap": {"name": "prometheus"}},
-        ],
-    )
-    container = pod["spec"]["containers"][0]
-    container["resources"]["limits"]["memory"] = "512Mi"
-    container["volumeMounts"] = [
-        {"name": "data", "mountPath": "/data"},
-        {"name": "config", "mountPath": "/etc/prometheus"},
-    ]
-    try:
-        kube.api.create(f"/api/v1/namespaces/{home}/pods", pod)
-        kube.wait("Prometheus's pod", lambda: all_ready(kube.pod(home, "prometheus")))
-        with open(f"{done.stdout.strip()}/prometheus", "rb") as program:
-            copy = ["kubectl", "exec", "-i", "-n", home, "prometheus", "--", "sh", "-c"]
-            script = "cat >/data/prometheus && touch /data/go"
-            subprocess.run([*copy, script], stdin=program, check=True, timeout=120)
-        yield Prometheus(kube, home)
-    finally:
-        kube.kubectl("delete", f"clusterrole/{home}", f"clusterrolebinding/{home}")
+@pytest.fixture(
+    scope="module", params=[scraping.PROMETHEUS, scraping.VICTORIA], ids=lambda k: k.name
+)
+def database(
+    request: pytest.FixtureRequest,
+    kube: Kube,
+    namespace: Callable[..., str],
+    trainer_image: str,
+    story: Story,
+) -> Iterator[Database]:
+    kind: scraping.Kind = request.param
+    home = namespace(kind.name)
+    with scraping.database(kube, kind, home, trainer_image, story.namespace) as made:
+        yield made
 
 
-def test_prometheus_finds_every_sidecar(story: Story, prometheus: Prometheus) -> None:
+def test_database_finds_every_sidecar(story: Story, database: Database) -> None:
     """Native ones, ordinary ones, and two on the host's network of one node."""
     wanted = {pod["metadata"]["name"] for pod in [*story.ranks(), *story.others()]}
     up = f'up{{namespace="{story.namespace}"}} == 1'
 
     def found() -> bool:
-        return {series["metric"]["pod"] for series in prometheus.ask(up)} == wanted
+        return {series["metric"]["pod"] for series in database.ask(up)} == wanted
 
     story.kube.wait("every target up", found)
-    every = prometheus.ask(f'up{{namespace="{story.namespace}"}}')
+    every = database.ask(f'up{{namespace="{story.namespace}"}}')
     assert len(every) == len(wanted), "a sidecar is one target"
 
 
-def test_prometheus_returns_every_family(story: Story, prometheus: Prometheus) -> None:
+def test_database_returns_every_family(story: Story, database: Database) -> None:
     """By job, rank, pod and namespace; and nothing is said about the job by two labels."""
     kube, team = story.kube, story.namespace
     for index, pod in enumerate(story.ranks()):
@@ -279,14 +207,14 @@ def test_prometheus_returns_every_family(story: Story, prometheus: Prometheus) -
             of_pod: set[str] = of_pod,
         ) -> set[str]:
             by = f'namespace="{team}",pod="{name}",job="llm"'
-            with_rank = prometheus.ask(f'{{{by},rank="{index}"}}')
-            every = prometheus.ask(f"{{{by}}}")
+            with_rank = database.ask(f'{{{by},rank="{index}"}}')
+            every = database.ask(f"{{{by}}}")
             absent = ranked - {series["metric"]["__name__"] for series in with_rank}
             return absent | (of_pod - {series["metric"]["__name__"] for series in every})
 
-        kube.wait(f"every family of {name}", lambda missing=missing: not missing())
-    assert not prometheus.ask(f'{{namespace="{team}",exported_job!=""}}')
-    assert not prometheus.ask(f'{{namespace="{team}",rank!="",job="llm",pod!~"llm-.*"}}')
+        kube.wait(f"every family of {name}", partial(_none, missing))
+    assert not database.ask(f'{{namespace="{team}",exported_job!=""}}')
+    assert not database.ask(f'{{namespace="{team}",rank!="",job="llm",pod!~"llm-.*"}}')
 
 
 def test_job_completes(story: Story) -> None:
