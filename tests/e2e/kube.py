@@ -121,7 +121,7 @@ class Kube:
 
     def namespace(self, name: str, **labels: str) -> str:
         """Create a namespace that pods can be created in; ``__`` in a label is a slash."""
-        named = {key.replace("__", "/").replace("_", "-"): v for key, v in labels.items()}
+        named = {key.replace("__", "/"): value for key, value in labels.items()}
         metadata = {"name": name, "labels": {**OURS, **named}}
         self.api.create("/api/v1/namespaces", {"metadata": metadata})
         path = f"/api/v1/namespaces/{name}/serviceaccounts/default"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -140,8 +141,9 @@ def test_each_sidecar_reports_its_own_rank_and_nothing_else(story: Story) -> Non
         assert len([s for s in page if s.name == "proc_vm_rss"]) == 1
 
 
-def _ranked(page: list[Sample]) -> list[Sample]:
+def _page_of(story: Story, pod: Json) -> list[Sample]:
     """Return a page once the network's figures are on it."""
+    page = story.kube.page(pod)
     names = {s.name for s in page if "rank" in s.labels}
     return page if {"proc_vm_rss", "kitty_tcp_srtt_seconds"} <= names else []
 
@@ -190,31 +192,31 @@ def test_database_finds_every_sidecar(story: Story, database: Database) -> None:
 
 
 def test_database_returns_every_family(story: Story, database: Database) -> None:
-    """By job, rank, pod and namespace; and nothing is said about the job by two labels."""
-    kube, team = story.kube, story.namespace
+    """By job, rank, pod and namespace; and the job has one name."""
     for index, pod in enumerate(story.ranks()):
-        name = pod["metadata"]["name"]
-        page = kube.page(pod)
-        ranked = {s.name for s in page if "rank" in s.labels}
-        of_pod = {s.name for s in page if not _runtime(s)} - ranked
-        assert ranked
-        assert of_pod
+        complete = partial(_all_there, story, database, pod, index)
+        story.kube.wait(f"every family of rank {index}", complete)
+    team = f'namespace="{story.namespace}"'
+    assert not database.ask(f'{{{team},exported_job!=""}}')
+    assert not database.ask(f'{{{team},rank!="",job="llm",pod!~"llm-.*"}}')
 
-        def missing(
-            name: str = name,
-            index: int = index,
-            ranked: set[str] = ranked,
-            of_pod: set[str] = of_pod,
-        ) -> set[str]:
-            by = f'namespace="{team}",pod="{name}",job="llm"'
-            with_rank = database.ask(f'{{{by},rank="{index}"}}')
-            every = database.ask(f"{{{by}}}")
-            absent = ranked - {series["metric"]["__name__"] for series in with_rank}
-            return absent | (of_pod - {series["metric"]["__name__"] for series in every})
 
-        kube.wait(f"every family of {name}", partial(_none, missing))
-    assert not database.ask(f'{{namespace="{team}",exported_job!=""}}')
-    assert not database.ask(f'{{namespace="{team}",rank!="",job="llm",pod!~"llm-.*"}}')
+def _all_there(story: Story, database: Database, pod: Json, index: int) -> bool:
+    """Tell whether all that is on a pod's page can be asked for."""
+    page = [sample for sample in story.kube.page(pod) if not _runtime(sample)]
+    by_rank = {sample.name for sample in page if "rank" in sample.labels}
+    by_pod = {sample.name for sample in page} - by_rank
+    assert by_rank
+    assert by_pod
+    name = pod["metadata"]["name"]
+    by = f'namespace="{story.namespace}",pod="{name}",job="llm"'
+    ranked = database.ask(f'{{{by},rank="{index}"}}')
+    every = database.ask(f"{{{by}}}")
+    return by_rank <= _names(ranked) and by_pod <= _names(every)
+
+
+def _names(series: list[Json]) -> set[str]:
+    return {one["metric"]["__name__"] for one in series}
 
 
 def test_job_completes(story: Story) -> None:
