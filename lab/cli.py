@@ -1,6 +1,250 @@
-"""The command line."""
+"""The command line of the fault lab."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from lab import __version__
+from lab.admission import AdmissionError
+from lab.commands import ToolError
+from lab.display import PLAIN_WIDTH, display_for, summary
+from lab.faults import KINDS, Kind
+from lab.job import NAME, NAMESPACE
+from lab.podspec import UnsupportedError
+from lab.signals import SIGNALS
+from lab.story import Finding, Pace, Story, StoryError
+
+DONE, FAILED = 0, 1
+WORLD = 4
+STORY = ("loss", "throttle", "latency")
+
+DESCRIPTION = """\
+Runs a training job of four pods on this machine, each with a kitty sidecar that the real
+webhook put there, and injects faults into one of them. Everything is real: TLS, admission
+reviews, namespaces, TCP, /proc. It needs root, and leaves nothing behind.
+"""
+EXIT_STATUS = "exit status: 0 done, 1 failed or the faulted rank was not named, 2 wrong usage"
 
 
-def main() -> int:
-    """Not built yet."""
-    return 1
+def fault_list() -> str:
+    """Return the faults for ``--help``."""
+    lines = ["faults, with their usual strength:"]
+    for kind in KINDS.values():
+        strength = f"{kind.strength:g} {kind.unit}"
+        lines.append(f"  {kind.name:9} {strength:12} {kind.summary}; shows by {kind.signals[0]}")
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    raw = argparse.RawDescriptionHelpFormatter
+    epilog = f"{fault_list()}\n\n{EXIT_STATUS}"
+    top = argparse.ArgumentParser(
+        prog="kitty-lab", description=DESCRIPTION, epilog=epilog, formatter_class=raw
+    )
+    top.add_argument("--version", action="version", version=f"kitty-lab {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="the whole story in under 90 seconds",
+        description="Admit four pods, start them, inject faults into one rank, and sum up.",
+        epilog=epilog,
+        formatter_class=raw,
+    )
+    demo.add_argument(
+        "--fault",
+        choices=[*KINDS, "all"],
+        help=f"only this fault, or all of them (default: {', '.join(STORY)})",
+    )
+    single = commands.add_parser(
+        "run",
+        help="one fault",
+        description="Admit four pods, start them, and inject one fault into one rank.",
+        epilog=epilog,
+        formatter_class=raw,
+    )
+    single.add_argument("fault", choices=list(KINDS), metavar="FAULT", help=", ".join(KINDS))
+    single.add_argument(
+        "--seconds", type=seconds, default=10.0, help="how long it lasts, 1 to 3600 (default 10)"
+    )
+    single.add_argument(
+        "--calm", type=seconds, default=5.0, help="how long to watch before it (default 5)"
+    )
+    single.add_argument("--strength", type=positive, help="in the fault's unit (default: as below)")
+    for command in (demo, single):
+        command.add_argument(
+            "--rank",
+            type=rank_number,
+            default=2,
+            help=f"the rank to hit, 0 to {WORLD - 1} (default 2)",
+        )
+        command.add_argument(
+            "--json", action="store_true", help="the summary as JSON on stdout, events on stderr"
+        )
+    return top
+
+
+def rank_number(text: str) -> int:
+    """Parse a rank."""
+    if text not in map(str, range(WORLD)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank: 0 to {WORLD - 1}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Parse a length of time."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 3600")
+    return value
+
+
+def positive(text: str) -> float:
+    """Parse a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+@contextmanager
+def ending_signals() -> Iterator[None]:
+    """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt, and ignore later ones.
+
+    So what was made is removed however often Ctrl-C is pressed.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    interrupted = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def tell(
+    kinds: Sequence[Kind], *, rank: int, strength: float | None, pace: Pace, as_json: bool
+) -> int:
+    """Run the job and the faults, one after the other; the exit status."""
+    start = time.monotonic()
+    console = Console(stderr=as_json)
+    if not console.is_terminal:
+        console = Console(stderr=as_json, width=PLAIN_WIDTH)
+    with display_for(console) as display, Story(display=display, pace=pace) as story:
+        for kind in kinds:
+            story.inject(kind, rank, strength)
+        display.say("ending the job")
+    duration = time.monotonic() - start
+    if as_json:
+        print(json.dumps(report(story, duration), indent=2))
+    else:
+        print()
+        for line in summary(story, story.findings):
+            print(line)
+        print(f"{duration:.0f} s in all; nothing of it is left on this machine")
+    return DONE if all(finding.named() for finding in story.findings) else FAILED
+
+
+def report(story: Story, duration: float) -> dict[str, Any]:
+    """Return the summary for machines."""
+    return {
+        "job": NAME,
+        "namespace": NAMESPACE,
+        "ranks": [
+            {
+                "rank": rank,
+                "pod": pod.name,
+                "node": pod.placement.node,
+                "address": pod.link.address,
+                "admission_seconds": round(story.answers[rank].duration_s, 4),
+                "patch_operations": story.answers[rank].operations,
+            }
+            for rank, pod in story.pods.items()
+        ],
+        "notes": story.cluster.notes,
+        "faults": [finding_report(finding) for finding in story.findings],
+        "passed": all(finding.named() for finding in story.findings),
+        "duration_seconds": round(duration, 1),
+    }
+
+
+def finding_report(finding: Finding) -> dict[str, Any]:
+    """Return one fault and what every signal said of it."""
+    return {
+        "fault": finding.kind.name,
+        "rank": finding.rank,
+        "strength": finding.strength,
+        "unit": finding.kind.unit,
+        "started_timestamp_seconds": round(finding.started, 3),
+        "stopped_timestamp_seconds": round(finding.stopped, 3),
+        "expected_signals": list(finding.kind.signals),
+        "named": finding.named(),
+        "step_seconds": {"before": finding.step_before, "during": finding.step_during},
+        "signals": {
+            name: {
+                "unit": SIGNALS[name].unit,
+                "outlier": comparison.outlier,
+                "peers_median": comparison.peers_median(finding.rank),
+                "before": comparison.before,
+                "during": comparison.during,
+                "excess": comparison.excess,
+            }
+            for name, comparison in finding.comparisons.items()
+        },
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Returns:
+        0 done, 1 failed or the faulted rank was not the outlier, 2 wrong usage.
+    """
+    options = parser().parse_args(argv)
+    if os.geteuid() != 0:
+        print("kitty-lab: it makes namespaces and links: run it as root", file=sys.stderr)
+        return FAILED
+    if options.command == "demo":
+        names = STORY if options.fault is None else (options.fault,)
+        kinds = list(KINDS.values()) if options.fault == "all" else [KINDS[name] for name in names]
+        pace, strength = Pace(), None
+    else:
+        kinds, strength = [KINDS[options.fault]], options.strength
+        pace = Pace(before=options.calm, fault=options.seconds)
+    try:
+        with ending_signals():
+            return tell(
+                kinds, rank=options.rank, strength=strength, pace=pace, as_json=options.json
+            )
+    except KeyboardInterrupt:
+        print("kitty-lab: interrupted; everything was removed", file=sys.stderr)
+    except (StoryError, AdmissionError, ToolError, UnsupportedError, OSError) as error:
+        print(f"kitty-lab: {error}", file=sys.stderr)
+    return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,22 +11,36 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 import sidecar
+from sidecar.collectors.cgroup import CgroupCollector
+from sidecar.collectors.gpu import GpuCollector
 from sidecar.collectors.net import NetCollector
+from sidecar.collectors.netdev import NetdevCollector
 from sidecar.collectors.pod import PodCollector
 from sidecar.collectors.process import ProcessCollector
+from sidecar.collectors.rank import RankCollector
+from sidecar.collectors.rdma import RdmaCollector
 from sidecar.collectors.system import SystemCollector
 from sidecar.collectors.tcp import TcpCollector
 from sidecar.guard import Guard
 from sidecar.lifecycle import Lifecycle
 from sidecar.pod import Pod
 from sidecar.sampler import Rounds, Sampler
+from sidecar.sources.addresses import addresses
+from sidecar.sources.cgroup_mounts import CgroupFS
+from sidecar.sources.dcgm_exporter import DcgmExporter
+from sidecar.sources.delays import DelayTable
 from sidecar.sources.descriptors import DescriptorTable
 from sidecar.sources.errors import SourceError
+from sidecar.sources.gpu_attribution import DeviceTable
+from sidecar.sources.gpu_nvidia import nvidia
+from sidecar.sources.maps import MapTable
 from sidecar.sources.processes import ProcessTable
 from sidecar.sources.procfs import ProcFS
+from sidecar.sources.rdma import RdmaFS
 from sidecar.sources.sockdiag import SockDiag
 from sidecar.sources.sockets import SocketTable
 from sidecar.sources.system import SystemFS
+from sidecar.sources.trees import TreeTable
 from sidecar.web import application, listen
 
 if TYPE_CHECKING:
@@ -50,6 +64,15 @@ class Sources:
         self.pod = Pod(procfs, ProcessTable(procfs, pod_uid=config.pod_uid), config)
         self.descriptors = DescriptorTable(proc)
         self.system = SystemFS(proc)
+        self.trees = TreeTable(
+            procfs,
+            DelayTable(procfs),
+            view=lambda: self.pod.view,
+            stats=lambda: self.pod.stats,
+        )
+        self.maps = MapTable(view=lambda: self.pod.view, proc=proc, sys=str(config.sys))
+        self.cgroups = CgroupFS(proc)
+        self.rdma = RdmaFS(str(config.sys))
         self.sockets: SocketTable | None = None
         try:
             self.sockets = SocketTable(
@@ -59,12 +82,24 @@ class Sources:
             LOG.warning("tcp: off: %s", e)
 
 
+def _gpu(sources: Sources) -> Collector | None:
+    url = sources.pod.config.dcgm_exporter
+    source = nvidia(DcgmExporter(url) if url else None, proc=sources.proc)
+    return GpuCollector(sources.pod, source, DeviceTable(sources.proc)) if source else None
+
+
 COLLECTORS: dict[str, Callable[[Sources], Collector | None]] = {
     "pod": lambda s: PodCollector(s.pod),
     "tcp": lambda s: TcpCollector(s.pod, s.sockets) if s.sockets else None,
     "net": lambda s: NetCollector(s.pod, s.sockets, proc=s.proc),
     "system": lambda s: SystemCollector(s.pod, s.system, proc=s.proc),
     "process": lambda s: ProcessCollector(s.pod, s.descriptors, proc=s.proc),
+    "rank": lambda s: RankCollector(s.pod, s.trees, s.maps),
+    "cgroup": lambda s: CgroupCollector(s.pod, s.cgroups),
+    "rdma": lambda s: RdmaCollector(s.pod, s.rdma, s.descriptors, s.sockets, proc=s.proc),
+    "netdev": lambda s: NetdevCollector(s.pod, addresses=addresses, proc=s.proc),
+    # Last: where a bound on series cuts, it is the least of a GPU's many rows that go.
+    "gpu": _gpu,
 }
 """Every collector, in the order in which a round runs them: the pod's processes come first, then
 its sockets, which the others use. One line a collector; its name is that of its file."""
@@ -102,9 +137,12 @@ class Agent:
         self._server = listen(app, bind=self.config.bind, port=self.config.port)
         threading.Thread(target=self._server.serve_forever, name="web", daemon=True).start()
         self.sampler.start()
+        if any(rounds.collector.name == "rank" for rounds in self.rounds):
+            self.sources.maps.start()
 
     def close(self) -> None:
         """Stops sampling and listening."""
+        self.sources.maps.stop()
         self.sampler.stop()
         if self._server is not None:
             self._server.shutdown()

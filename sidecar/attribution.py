@@ -156,7 +156,13 @@ def _tops_by_rank(table: Mapping[int, Process], watched: set[int]) -> dict[str, 
     by_rank: dict[str, set[int]] = {}
     for pid in carriers - launchers:
         by_rank.setdefault(table[pid].rank or "", set()).add(pid)
-    return {rank: _topmost(pids, table) for rank, pids in by_rank.items()}
+    return {rank: _topmost(_meant(pids, table), table) for rank, pids in by_rank.items()}
+
+
+def _meant(pids: set[int], table: Mapping[int, Process]) -> set[int]:
+    # srun's tasks are not below the batch script, which has the number of the first of them.
+    launched = max(table[pid].launched for pid in pids)
+    return {pid for pid in pids if table[pid].launched == launched}
 
 
 def _tops_by_container(table: Mapping[int, Process], watched: set[int]) -> list[int]:

@@ -29,6 +29,8 @@ Settings come from the environment, as the webhook writes them:
   KITTY_RESTART_POLICY  after 10 s under Never and 30 s under OnFailure; Always (default): stay
   KITTY_PROC, KITTY_SYS where /proc and /sys are
   KITTY_BCC_PYTHON      the Python that can import bcc, default /usr/bin/python3
+  KITTY_DCGM_EXPORTER   http address of a dcgm-exporter on the node, for the profiling rows of
+                        GPUs before Hopper; default none
 
 It watches the processes whose environment holds KITTY_WATCH=1, and those below them.
 A value that cannot be used is named in the log and its default is used.

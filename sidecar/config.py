@@ -44,6 +44,7 @@ class Config:
     proc: Path = field(default=Path("/proc"))
     sys: Path = field(default=Path("/sys"))
     bcc_python: str = "/usr/bin/python3"
+    dcgm_exporter: str = ""
 
 
 def rank_text(value: str) -> str:
@@ -89,6 +90,12 @@ def _folder(value: str) -> Path:
     return Path(value)
 
 
+def _url(value: str) -> str:
+    if not value.startswith("http://") or not value.isprintable() or " " in value:
+        raise ValueError("allowed: an address as http://host:port/path")
+    return value
+
+
 def _names(known: frozenset[str]) -> Callable[[str], frozenset[str] | None]:
     def check(value: str) -> frozenset[str] | None:
         names = frozenset(name.strip() for name in value.split(",")) - {""}
@@ -131,6 +138,7 @@ def from_environment(
         "KITTY_PROC": ("proc", _folder),
         "KITTY_SYS": ("sys", _folder),
         "KITTY_BCC_PYTHON": ("bcc_python", lambda value: str(_folder(value))),
+        "KITTY_DCGM_EXPORTER": ("dcgm_exporter", _url),
     }
     values: dict[str, object] = {}
     problems = []

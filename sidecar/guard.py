@@ -26,6 +26,8 @@ LOG = logging.getLogger("kitty.guard")
 
 SERIES_A_RANK = 400
 SERIES_A_POD = 150
+SERIES_A_GPU = 80
+"""GPUs count apart: a rank that owns eight of them is not eight times as noisy as others."""
 
 
 class Guard(PrometheusCollector):
@@ -49,7 +51,7 @@ class Guard(PrometheusCollector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields each collector's families that it could make, then how the collectors fare."""
-        seen: Counter[str] = Counter()
+        seen: Counter[tuple[str, str]] = Counter()
         for rounds in self._rounds:
             for family in self._families(rounds):
                 kept = self._bounded(family.samples, seen, rounds.collector.name)
@@ -72,14 +74,12 @@ class Guard(PrometheusCollector):
                 LOG.exception("%s: its values cannot be served", name)
             return []
 
-    def _bounded(self, samples: list[Sample], seen: Counter[str], name: str) -> list[Sample]:
+    def _bounded(
+        self, samples: list[Sample], seen: Counter[tuple[str, str]], name: str
+    ) -> list[Sample]:
         # All of a rank's samples of a family or none: half a histogram would lie.
         owners = Counter(_owner(sample) for sample in samples)
-        full = {
-            owner
-            for owner, count in owners.items()
-            if seen[owner] + count > (SERIES_A_RANK if owner else SERIES_A_POD)
-        }
+        full = {owner for owner, count in owners.items() if seen[owner] + count > _bound(owner)}
         seen.update({owner: n for owner, n in owners.items() if owner not in full})
         if not full:
             return samples
@@ -127,5 +127,13 @@ class Guard(PrometheusCollector):
         yield from (up, duration, interval, errors, dropped)
 
 
-def _owner(sample: Sample) -> str:
-    return sample.labels.get("rank") or sample.labels.get("pid") or ""
+def _owner(sample: Sample) -> tuple[str, str]:
+    """Returns what a sample counts towards: a GPU, a rank, a process without one, or the pod."""
+    for label in ("uuid", "rank", "pid"):
+        if sample.labels.get(label):
+            return label, sample.labels[label]
+    return "", ""
+
+
+def _bound(owner: tuple[str, str]) -> int:
+    return {"uuid": SERIES_A_GPU, "": SERIES_A_POD}.get(owner[0], SERIES_A_RANK)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from sidecar.attribution import PodView, attribute
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sidecar.config import Config
     from sidecar.sources.processes import Process, ProcessTable
-    from sidecar.sources.procfs import ProcFS
+    from sidecar.sources.procfs import ProcFS, Stat
 
 
 class Pod:
@@ -27,6 +29,11 @@ class Pod:
         self.view = PodView(job=config.job)
         self._table = table
         self._seen: tuple[Process, ...] = ()
+
+    @property
+    def stats(self) -> Mapping[int, Stat]:
+        """The stat of each process as of the latest reading."""
+        return self._table.stats
 
     def refresh(self) -> None:
         """Reads the processes.

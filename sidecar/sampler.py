@@ -16,7 +16,7 @@ from sidecar.collectors.base import Reason, UnavailableError
 from sidecar.sources.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sidecar.collectors.base import Collector
 
@@ -24,8 +24,12 @@ LOG = logging.getLogger("kitty.sampler")
 
 BUDGET = 0.005
 """Share of one core that a collector may use before its rounds are spread out."""
+TOTAL = 0.008
+"""Share of one core that all collectors may use together; serving scrapes comes on top."""
 LONGEST_INTERVAL = 5.0
 """Seconds: no collector samples less often, whatever it costs."""
+TOGETHER = 0.05
+"""Seconds by which a round may begin early, to run with others: waking up is dear."""
 STALLED_AFTER = 15.0
 """Seconds without a finished round after which a collector's values are no longer served."""
 
@@ -37,6 +41,8 @@ class Rounds:
         interval: seconds between rounds now in force.
         duration: seconds that the latest round took; None before the first.
         errors: rounds that ended in an unexpected exception.
+        due: when the next round is.
+        budget: share of one core that it may use.
         reason: why the collector is down; None while it is up.
     """
 
@@ -52,6 +58,7 @@ class Rounds:
         self.duration: float | None = None
         self.errors = 0
         self.due = 0.0
+        self.budget = BUDGET
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._outcome: Reason | None = Reason.STARTING
@@ -93,10 +100,35 @@ class Rounds:
         self._outcome = reason
 
     def _spread(self, cost: float) -> None:
-        # A single dear round (a fork storm, a cold cache) must not slow the next minute.
-        self._cost = cost if self._cost == 0.0 else 0.7 * self._cost + 0.3 * cost
-        base = LONGEST_INTERVAL if self._outcome is not None else self.collector.interval
-        self.interval = min(max(base, self._cost / BUDGET), max(LONGEST_INTERVAL, base))
+        # A single dear round (the first, a fork storm) must not slow the next minute.
+        weight = 1.0 if self._cost == 0.0 else 0.3 if cost > self._cost else 0.6
+        self._cost += weight * (cost - self._cost)
+        base = self._base()
+        self.interval = min(max(base, self._cost / self.budget), max(LONGEST_INTERVAL, base))
+
+    def _base(self) -> float:
+        down = self._outcome not in {None, Reason.STARTING}
+        return LONGEST_INTERVAL if down else self.collector.interval
+
+    @property
+    def share(self) -> float:
+        """Share of one core that the rounds would use without being spread out."""
+        return self._cost / self._base()
+
+
+def fair_budget(shares: Iterable[float]) -> float:
+    """Returns what each collector may use, so that the dear ones leave room for the others.
+
+    Args:
+        shares: of one core, what each would use.
+    """
+    left, waiting = TOTAL, sorted(shares)
+    for index, share in enumerate(waiting):
+        fair = left / (len(waiting) - index)
+        if share > fair:
+            return min(BUDGET, fair)
+        left -= share
+    return BUDGET
 
 
 def _reason(error: BaseException) -> Reason:
@@ -138,7 +170,10 @@ class Sampler:
         while not self._stop.is_set():
             now = self._clock()
             for rounds in self.rounds:
-                if rounds.due <= now and not self._stop.is_set():
+                if rounds.due <= now + TOGETHER and not self._stop.is_set():
                     rounds.run()
+            budget = fair_budget(rounds.share for rounds in self.rounds)
+            for rounds in self.rounds:
+                rounds.budget = budget
             pause = min(r.due for r in self.rounds) - self._clock()
             self._stop.wait(max(pause, 0.01))

@@ -96,7 +96,7 @@ def test_every_annotation_arrives(native: str) -> None:
     assert config.port == 9200
     assert config.job == "llm, größer"
     assert config.profile == "capabilities"
-    assert config.collectors == {"pod", "tcp"}
+    assert config.collectors == frozenset({"pod", "tcp"})
     assert config.lifecycle == ("native" if native == "true" else "ordinary")
     assert config.restart_policy == "OnFailure"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from flask import Flask, Response, request
@@ -69,7 +70,7 @@ def mutate_app(reviewer: Reviewer, metrics: Metrics) -> Flask:
     paths: dict[str, Level | None] = {"/mutate": None}
     paths |= {f"/mutate/{level}": level for level in Level}
     for path, level in paths.items():
-        app.add_url_rule(path, path, mutate, methods=["POST"], defaults={"level": level})
+        app.add_url_rule(path, path, partial(mutate, level), methods=["POST"])
     app.register_error_handler(Exception, failed)
     app.after_request(counted)
     return app

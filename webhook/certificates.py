@@ -87,6 +87,16 @@ def expiry(pem: bytes) -> dt.datetime:
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc
 
 
+def trusts(bundle: bytes, certificate: bytes) -> bool:
+    """Whether a PEM bundle holds the CA that signed the first certificate of a PEM file.
+
+    Raises:
+        ValueError: One of the two cannot be read.
+    """
+    leaf = x509.load_pem_x509_certificate(certificate)
+    return any(_signed(leaf, ca) for ca in x509.load_pem_x509_certificates(bundle))
+
+
 def renewed(material: Material | None, names: Sequence[str], now: dt.datetime) -> Material:
     """The material as it should be now: the same object where nothing is due.
 

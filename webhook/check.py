@@ -79,12 +79,15 @@ class Place:
         cluster: The API.
         config: The webhook's configuration, as far as this machine knows it.
         webhook_config: The name of the MutatingWebhookConfiguration.
+        secret: The Secret with the served certificate, in the Service's namespace, for machines
+            that cannot reach the Service; None to do without.
         reach: Opens a TLS connection that trusts a CA bundle; tests may give their own.
     """
 
     cluster: Cluster
     config: Config
     webhook_config: str
+    secret: str | None
     reach: Callable[[str, int, str, str], str]
 
 
@@ -182,6 +185,9 @@ def _endpoints(place: Place, configuration: JsonObject) -> Iterator[Finding]:
             yield _endpoint(place, subject, host, port, encoded)
     for name, namespace in sorted(_services(configuration)):
         yield from _service(place, name, namespace)
+        if place.secret:
+            everything = set().union(*bundles.values())
+            yield _stored(place.cluster, f"{namespace}/{place.secret}", everything)
 
 
 def _endpoint(place: Place, subject: str, host: str, port: int, encoded: str) -> Finding:
@@ -203,6 +209,22 @@ def _endpoint(place: Place, subject: str, host: str, port: int, encoded: str) ->
         message = f"caBundle does not fit the served certificate: {wrong}"
         return Finding(Severity.PROBLEM, "endpoint", subject, message)
     return Finding(Severity.OK, "endpoint", subject, "reached, certificate trusted by caBundle")
+
+
+def _stored(cluster: Cluster, secret: str, bundles: set[str]) -> Finding:
+    from webhook.certificates import trusts  # noqa: PLC0415 -- 10 MB for one question
+
+    namespace, _, name = secret.partition("/")
+    data = cluster.get(f"/api/v1/namespaces/{namespace}/secrets/{name}").get("data") or {}
+    try:
+        certificate = base64.b64decode(data.get("tls.crt") or "", validate=True)
+        fits = all(trusts(base64.b64decode(b, validate=True), certificate) for b in bundles)
+    except ValueError as error:
+        return Finding(Severity.PROBLEM, "endpoint", f"secret {secret}", f"unreadable: {error}")
+    if fits:
+        return Finding(Severity.OK, "endpoint", f"secret {secret}", "trusted by every caBundle")
+    message = "a caBundle does not hold the CA of the stored certificate"
+    return Finding(Severity.PROBLEM, "endpoint", f"secret {secret}", message)
 
 
 def _services(configuration: JsonObject) -> set[tuple[str, str]]:

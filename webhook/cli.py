@@ -148,6 +148,11 @@ def _check_flags(check: argparse.ArgumentParser) -> None:
         default="kitty-webhook",
         help="the MutatingWebhookConfiguration (default: %(default)s)",
     )
+    check.add_argument(
+        "--secret",
+        metavar="NAME",
+        help="the served certificate's Secret, where this machine cannot reach the Service",
+    )
     check.add_argument("--json", action="store_true", help="for machines")
 
 
@@ -219,7 +224,11 @@ def _check(arguments: argparse.Namespace, config: Config) -> int:
         cluster = Cluster.connect(kubeconfig=arguments.kubeconfig, context=arguments.context)
         with contextlib.closing(cluster):
             place = Place(
-                cluster=cluster, config=config, webhook_config=arguments.webhook_config, reach=reach
+                cluster=cluster,
+                config=config,
+                webhook_config=arguments.webhook_config,
+                secret=arguments.secret,
+                reach=reach,
             )
             return check(place, as_json=arguments.json)
     except ClusterError as error:

@@ -10,6 +10,7 @@ import yaml
 from webhook import __version__
 from webhook.annotations import FIELDS, BadValueError
 from webhook.profiles import Level, Profile
+from webhook.quantities import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -183,8 +184,6 @@ def parse_config(text: str) -> Config:
 
 
 def _check_limits(config: Config) -> None:
-    from webhook.quantities import parse_quantity  # noqa: PLC0415
-
     for kind in ("cpu", "memory"):
         request = parse_quantity(getattr(config, f"{kind}_request"))
         limit = parse_quantity(getattr(config, f"{kind}_limit"))

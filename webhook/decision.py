@@ -8,17 +8,18 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from webhook import annotations as keys
-from webhook.annotations import FIELDS, BadValueError
+from webhook.annotations import FIELDS, BadValueError, Field
 from webhook.jobs import membership
 from webhook.pod import Container, Pod, items, obj, text
 from webhook.profiles import Identity, Level, Profile, admitted
 from webhook.quantities import parse_quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from webhook.config import Config
 
@@ -243,21 +244,19 @@ class _Settings:
     def __init__(self, annotations: Mapping[str, str], notes: list[str]) -> None:
         self._values: dict[str, Any] = {}
         self._notes = notes
-        for name, field in FIELDS.items():
-            given = annotations.get(keys.PREFIX + name)
-            if given is None:
-                continue
-            try:
-                self._values[name] = field.read(given)
-            except BadValueError:
-                self.note(f"annotation {name} {shown(given)} ignored; allowed: {field.allowed}")
+        for key, given in annotations.items():
+            name = key.removeprefix(keys.PREFIX)
+            if name is not key and (field := FIELDS.get(name)):
+                self._read(name, field, given)
+
+    def _read(self, name: str, field: Field, given: str) -> None:
+        try:
+            self._values[name] = field.read(given)
+        except BadValueError:
+            self.note(f"annotation {name} {shown(given)} ignored; allowed: {field.allowed}")
 
     def get(self, name: str) -> Any:
         return self._values.get(name)
-
-    def drop(self, *names: str) -> None:
-        for name in names:
-            self._values.pop(name, None)
 
     def note(self, message: str) -> None:
         self._notes.append(warning(message))
@@ -392,15 +391,16 @@ def _taken_ports(pod: Pod) -> set[int]:
 
 def _port(pod: Pod, settings: _Settings, config: Config, origin: Origin) -> int | None:
     taken = _taken_ports(pod)
-    candidates: Sequence[int]
     wished = settings.get("port")
     if pod.host_network and wished is None:
         digest = hashlib.sha256(origin.uid.encode("utf-8", "surrogatepass")).digest()
         first = int.from_bytes(digest[:4], "big") % len(HOST_PORTS)
-        candidates = [*HOST_PORTS[first:], *HOST_PORTS[:first]]
+        candidates = chain(HOST_PORTS[first:], HOST_PORTS[:first])
     else:
         start = wished or config.port
-        candidates = [*range(start, min(start + 64, 65536)), *range(max(start - 64, 1024), start)]
+        candidates = chain(
+            range(start, min(start + 64, 65536)), range(max(start - 64, 1024), start)
+        )
     port = next((port for port in candidates if port not in taken), None)
     if wished is not None and port != wished:
         settings.note(f"annotation port {wished} is taken by another container; using {port}")

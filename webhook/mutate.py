@@ -126,5 +126,4 @@ def _free_volume_name(pod: Pod) -> str:
     return name
 
 
-def _compact(value: dict[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"))
+_compact = json.JSONEncoder(separators=(",", ":")).encode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ class Operation(TypedDict):
     value: Any
 
 
+@functools.lru_cache(maxsize=64)
 def pointer(*parts: str) -> str:
     """A JSON pointer (RFC 6901) from unescaped parts."""
     return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)

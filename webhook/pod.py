@@ -69,9 +69,9 @@ class Container:
         return text(self.raw.get("name"))
 
     @cached_property
-    def _variables(self) -> dict[Any, JsonObject]:
+    def _variables(self) -> dict[str, JsonObject]:
         entries = items(self.raw.get("env"), f"{self.path}/env")
-        return {text(entry.get("name")): entry for entry in entries}
+        return {name: e for e in entries if isinstance(name := e.get("name"), str)}
 
     def variable(self, name: str) -> JsonObject | None:
         """The entry that defines a variable: of several, the last one wins."""

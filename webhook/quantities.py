@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from decimal import Decimal
 
@@ -27,7 +28,12 @@ def parse_quantity(text: object) -> Decimal | None:
     """
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         return None
-    match = _QUANTITY.fullmatch(str(text))
+    return _parse(str(text))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> Decimal | None:
+    match = _QUANTITY.fullmatch(text)
     if not match:
         return None
     number, suffix, exponent = match.groups()

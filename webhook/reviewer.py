@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kitty.webhook")
 
+_EXPECTED = (Skip.ALREADY_INJECTED,)
+
 Decide = Callable[..., Decision]
 
 
@@ -97,18 +99,20 @@ class Reviewer:
 
 
 def _log(request: Request, decision: Decision) -> None:
+    """One line for a review that did not simply inject: a line for each costs a third of it."""
     outcome = decision.outcome
-    what = "injected" if isinstance(outcome, Plan) else "skipped"
-    detail = outcome.value if isinstance(outcome, Skip) else ""
-    if not isinstance(outcome, Plan | Skip):
-        what = "restored"
-    log.info(
-        "%s pod=%s/%s uid=%s %s%s",
+    plain = isinstance(outcome, Plan) and not decision.warnings
+    level = logging.DEBUG if plain or outcome in _EXPECTED else logging.INFO
+    if not log.isEnabledFor(level):
+        return
+    what = outcome.value if isinstance(outcome, Skip) else type(outcome).__name__.lower()
+    log.log(
+        level,
+        "%s pod=%s/%s uid=%s%s",
         what,
         _clean(request.namespace),
         _clean(request.name or "(generated)"),
         _clean(request.uid),
-        detail,
         "".join(f" | {w}" for w in decision.warnings),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -29,7 +30,7 @@ log = logging.getLogger("kitty.webhook")
 
 KEEP_ALIVE = 120
 """Seconds; the API server keeps an idle connection for 90 and must be the one to close it."""
-THREADS = 16
+THREADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +133,20 @@ class _Server(BaseApplication):  # type: ignore[misc] # gunicorn ships no types
         server = _HealthServer(self._health, health_app(self._metrics, ready=self._missing))
         threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
         self._upkeep.start()
+        # What is loaded stays: without this the collector walks all of it every few reviews.
+        # What a review makes is freed by its reference counts.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
 
     def _missing(self) -> str:
         try:
             self._tls.current()
         except (OSError, ssl.SSLError) as error:
             return f"certificate: {error}"
+        # Pods reviewed before the versions are known would get ordinary sidecars.
+        if self._serving.task.versions and not self._upkeep.looked:
+            return "a first look at the cluster's versions"
         return ""
 
 

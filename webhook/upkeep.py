@@ -267,6 +267,10 @@ class Upkeep:
         metrics: Where outcomes show.
         run: Runs a task; tests give their own.
         clock: Seconds, monotonic.
+
+    Attributes:
+        oldest: The oldest version among server and kubelets, as last learned.
+        looked: Whether a first run has ended, well or not.
     """
 
     def __init__(
@@ -287,6 +291,7 @@ class Upkeep:
         self._retry = _FIRST_RETRY
         self._seen: tuple[int, int] | None = None
         self.oldest: tuple[int, int] | None = None
+        self.looked = False
 
     def start(self) -> None:
         """Runs the loop in a thread that ends with the process."""
@@ -330,6 +335,7 @@ class Upkeep:
             self._seen = stamp
         if with_versions and not report.errors:
             self._versions_due = self._clock() + VERSIONS_EVERY
+        self.looked = True
         self._metrics.upkeep(report, self.oldest)
         self._retry = min(self._retry * 2, INTERVAL) if report.errors else _FIRST_RETRY
         return self._retry if report.errors else INTERVAL

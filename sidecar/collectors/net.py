@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
+    from sidecar.attribution import PodView
     from sidecar.pod import Pod
     from sidecar.sources.sockets import SocketTable
 
@@ -45,6 +46,8 @@ class NetCollector:
         self._sockets = sockets
         self._proc = proc
         self._latest: tuple[_Row, ...] = ()
+        self._told: PodView | None = None
+        self._namespaces: dict[int | str, int] = {}
 
     def sample(self) -> None:
         """Reads once.
@@ -53,6 +56,8 @@ class NetCollector:
             UnavailableError: the kernel denies it.
         """
         view, node = self._pod.view, self._pod.config.node
+        if view is not self._told:
+            self._told, self._namespaces = view, {}
         own = self._namespace("self")
         snapshot = self._sockets.snapshot if self._sockets else None
         totals: dict[int, TcpTotals] = {}
@@ -76,11 +81,15 @@ class NetCollector:
             raise UnavailableError(Reason.PERMISSION, "/proc/<pid>/net cannot be read")
 
     def _namespace(self, pid: int | str) -> int:
-        try:
-            return self._pod.procfs.namespace(pid, "net")
-        except PermissionError:
-            # Unprivileged: the containers of a pod share one network namespace.
-            return 0
+        known = self._namespaces.get(pid)
+        if known is None:
+            try:
+                known = self._pod.procfs.namespace(pid, "net")
+            except PermissionError:
+                # Unprivileged: the containers of a pod share one network namespace.
+                known = 0
+            self._namespaces[pid] = known
+        return known
 
     def collect(self) -> Iterator[Metric]:
         """Yields retransmits, segments and queues, a series a watched process."""

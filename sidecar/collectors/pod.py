@@ -20,7 +20,7 @@ class PodCollector:
     """Reads the pod's processes first, for all other collectors of a round."""
 
     name = "pod"
-    interval = 0.5
+    interval = 1.0
 
     def __init__(self, pod: Pod) -> None:
         self._pod = pod

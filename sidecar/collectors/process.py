@@ -55,6 +55,7 @@ class ProcessCollector:
         self._descriptors = descriptors
         self._proc = proc
         self._latest: tuple[_Row, ...] = ()
+        self._folders_have_sizes = _size(f"{proc}/self/fd") > 0
 
     def sample(self) -> None:
         """Reads once; a file that is denied leaves its rows out."""
@@ -82,13 +83,18 @@ class ProcessCollector:
             io = self._pod.procfs.io(pid)
             values["proc_io_read_bytes"] = io.read_bytes
             values["proc_io_write_bytes"] = io.write_bytes
-            values["proc_fd_count"] = len(os.listdir(f"{self._proc}/{pid}/fd"))
+            values["proc_fd_count"] = self._open_files(pid)
         except (OSError, SourceError):
             pass
         held = self._descriptors.get(pid)
         if held is not None and "proc_fd_count" in values:
             values["proc_socket_count"] = len(held.sockets)
-        return _Row(labels, _state(stat.state), {k: v for k, v in values.items() if v is not None})
+        known = {name: value for name, value in values.items() if value is not None}
+        return _Row(labels, folded_state(stat.state), known)
+
+    def _open_files(self, pid: int) -> int:
+        folder = f"{self._proc}/{pid}/fd"
+        return os.stat(folder).st_size if self._folders_have_sizes else len(os.listdir(folder))
 
     def collect(self) -> Iterator[Metric]:
         """Yields the rows of the reference, a series a watched process."""
@@ -117,6 +123,14 @@ class ProcessCollector:
             yield gauge
 
 
-def _state(letter: str) -> str:
+def _size(folder: str) -> int:
+    """Returns a folder's size: of fd the number of descriptors since Linux 6.2, 0 before."""
+    try:
+        return os.stat(folder).st_size
+    except OSError:
+        return 0
+
+
+def folded_state(letter: str) -> str:
     """Folds the kernel's further states (fs/proc/array.c, task_state_array) into the five."""
     return {"t": "T", "I": "S", "X": "Z", "P": "T", "K": "D", "W": "D"}.get(letter, letter)

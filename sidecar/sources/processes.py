@@ -12,7 +12,7 @@ from sidecar.sources.errors import MalformedError, SourceError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from sidecar.sources.procfs import ProcFS
+    from sidecar.sources.procfs import ProcFS, Stat
 
 RANK_VARIABLES = (
     "RANK",
@@ -30,6 +30,7 @@ NAMES = tuple(
         "JOB_NAME",
         "TORCHELASTIC_RUN_ID",
         "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
         "LOCAL_RANK",
         "NVIDIA_VISIBLE_DEVICES",
         *RANK_VARIABLES,
@@ -51,7 +52,8 @@ class Process:
         environ_readable: False where the kernel denied it, and the variables are unknown.
         watch: True for KITTY_WATCH=1, False for any other value, None where it is not set.
         rank: of its own environment; None where it has none.
-        launched: torchrun started it as a worker; sets it apart from an agent of the same RANK.
+        launched: 1 for a task of srun, 2 for a worker of torchrun, else 0. Of equal ranks the
+            larger one is meant: an agent may have its worker's, a batch script that of a task.
         jobs: JOB_NAME, TORCHELASTIC_RUN_ID, SLURM_JOB_ID as far as they are set.
         visible_devices: NVIDIA_VISIBLE_DEVICES, None where it is not set.
     """
@@ -63,9 +65,17 @@ class Process:
     environ_readable: bool = True
     watch: bool | None = None
     rank: str | None = None
-    launched: bool = False
+    launched: int = 0
     jobs: tuple[tuple[str, str], ...] = ()
     visible_devices: str | None = None
+
+
+def uid_marks(pod_uid: str) -> tuple[str, str]:
+    """Returns what one component of the path of a pod's cgroup holds, one of the two.
+
+    The cgroupfs driver writes the uid as it is, the systemd driver with underscores.
+    """
+    return f"pod{pod_uid}", f"pod{pod_uid.replace('-', '_')}"
 
 
 class ProcessTable:
@@ -78,16 +88,19 @@ class ProcessTable:
         procfs: where to read.
         pod_uid: the pod's uid; with hostPID the mark of its cgroups.
         own_pid: the agent's own process, never part of the pod's.
+
+    Attributes:
+        stats: the stat of every process of the latest scan, by pid.
     """
 
     def __init__(self, procfs: ProcFS, *, pod_uid: str = "", own_pid: int | None = None) -> None:
         self._procfs = procfs
         self._own = os.getpid() if own_pid is None else own_pid
-        # The systemd cgroup driver writes underscores, the cgroupfs driver the uid as it is.
-        self._uid_marks = (f"pod{pod_uid}", f"pod{pod_uid.replace('-', '_')}")
+        self._uid_marks = uid_marks(pod_uid)
         self._known: dict[int, tuple[tuple[int, ...], Process]] = {}
         self._foreign: set[int] = set()
         self._round = 0
+        self.stats: Mapping[int, Stat] = {}
         self.own_container = self._container(self._own)
         self.scoped = bool(pod_uid) and self._host_pid()
 
@@ -107,20 +120,21 @@ class ProcessTable:
         self._round += 1
         self._foreign.intersection_update(pids)
         found: dict[int, tuple[tuple[int, ...], Process]] = {}
+        stats: dict[int, Stat] = {}
         for pid in sorted(pids):
             if pid in self._foreign and pid % SLICES != self._round % SLICES:
                 continue
-            entry = self._look(pid)
+            try:
+                stat = self._procfs.stat(pid)
+            except (OSError, MalformedError):
+                continue
+            entry = self._look(pid, stat)
             if entry is not None:
-                found[pid] = entry
-        self._known = found
+                found[pid], stats[pid] = entry, stat
+        self._known, self.stats = found, stats
         return tuple(self._without_own(process for _, process in found.values()))
 
-    def _look(self, pid: int) -> tuple[tuple[int, ...], Process] | None:
-        try:
-            stat = self._procfs.stat(pid)
-        except (OSError, MalformedError):
-            return None
+    def _look(self, pid: int, stat: Stat) -> tuple[tuple[int, ...], Process] | None:
         key = (stat.start_ticks, stat.ppid, *stat.image)
         known = self._known.get(pid)
         if known is not None and known[0] == key:
@@ -148,7 +162,7 @@ class ProcessTable:
             container=container,
             watch=env["KITTY_WATCH"] == "1" if "KITTY_WATCH" in env else None,
             rank=_rank(env),
-            launched="LOCAL_RANK" in env and "TORCHELASTIC_RUN_ID" in env,
+            launched=_launched(env),
             jobs=_jobs(env),
             visible_devices=env.get("NVIDIA_VISIBLE_DEVICES"),
         )
@@ -189,6 +203,12 @@ def _rank(env: Mapping[str, str]) -> str | None:
             except ValueError:
                 continue
     return None
+
+
+def _launched(env: Mapping[str, str]) -> int:
+    if "LOCAL_RANK" in env and "TORCHELASTIC_RUN_ID" in env:
+        return 2
+    return 1 if "SLURM_STEP_ID" in env else 0
 
 
 def _jobs(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 from sidecar.sources.errors import MalformedError
 from sidecar.sources.files import read
@@ -21,8 +22,7 @@ ENVIRON_LIMIT = 8 << 20
 """Bytes of an environment that are searched: execve(2) allows a quarter of the stack limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(NamedTuple):
     """One line of /proc/<pid>/stat.
 
     Sample: `4021 (pt main (1)) S 1 4021 ... 31 0 0 20 0 12 0 5123 ...`. Source: fs/proc/array.c,
@@ -34,15 +34,22 @@ class Stat:
     state: str
     ppid: int
     minor_faults: int
+    child_minor_faults: int
     major_faults: int
+    child_major_faults: int
     user_ticks: int
     system_ticks: int
+    child_ticks: int
+    """User and system time of children that ended and were waited for, and of theirs."""
     threads: int
     start_ticks: int
     rss_pages: int
     block_delay_ticks: int
     image: tuple[int, int]
     """Where arguments and environment begin: changes at every exec. Zero without permission."""
+
+
+_STAT_FIELDS = itemgetter(1, 7, 8, 9, 10, 11, 12, 13, 14, 17, 19, 21, 39, 45, 47)
 
 
 def parse_stat(data: bytes) -> Stat:
@@ -54,20 +61,26 @@ def parse_stat(data: bytes) -> Stat:
     opening, closing = data.find(b"("), data.rfind(b")")
     fields = data[closing + 2 :].split()
     try:
+        numbers = [int(field) for field in _STAT_FIELDS(fields)]
+        ppid, minor, child_minor, major, child_major, user, system, *rest = numbers
+        child_user, child_system, threads, start, rss, block_delay, arguments, environment = rest
         return Stat(
             pid=int(data[:opening]),
             comm=data[opening + 1 : closing].decode("utf-8", "replace"),
             state=chr(fields[0][0]),
-            ppid=int(fields[1]),
-            minor_faults=int(fields[7]),
-            major_faults=int(fields[9]),
-            user_ticks=int(fields[11]),
-            system_ticks=int(fields[12]),
-            threads=int(fields[17]),
-            start_ticks=int(fields[19]),
-            rss_pages=int(fields[21]),
-            block_delay_ticks=int(fields[39]) if len(fields) > 39 else 0,
-            image=(int(fields[45]), int(fields[47])) if len(fields) > 47 else (0, 0),
+            ppid=ppid,
+            minor_faults=minor,
+            child_minor_faults=child_minor,
+            major_faults=major,
+            child_major_faults=child_major,
+            user_ticks=user,
+            system_ticks=system,
+            child_ticks=child_user + child_system,
+            threads=threads,
+            start_ticks=start,
+            rss_pages=rss,
+            block_delay_ticks=block_delay,
+            image=(arguments, environment),
         )
     except (ValueError, IndexError) as e:
         raise MalformedError(f"stat: {data[:80]!r}") from e
@@ -127,22 +140,24 @@ def parse_io(data: bytes) -> Io:
     return Io(rchar=rchar, read_bytes=read_bytes, write_bytes=write_bytes)
 
 
-def parse_schedstat(data: bytes) -> tuple[int, int]:
+def parse_run_queue_delay(data: bytes) -> int | None:
     """Parses schedstat of a task.
 
-    Sample: `15300123 2200 17`. Source: Documentation/scheduler/sched-stats.rst.
+    Sample: `15300123 2200 17`: time on a CPU, time runnable but waiting for one, turns on a CPU.
+    Source: Documentation/scheduler/sched-stats.rst.
 
     Returns:
-        Nanoseconds on a CPU, nanoseconds runnable but waiting for one.
+        Nanoseconds runnable but waiting for a CPU; None where the kernel does not keep them and
+        writes zeros.
 
     Raises:
         MalformedError: not three numbers.
     """
     try:
-        on_cpu, waiting, _ = (int(field) for field in data.split())
+        _, waiting, turns = (int(field) for field in data.split())
     except ValueError as e:
         raise MalformedError(f"schedstat: {data[:80]!r}") from e
-    return on_cpu, waiting
+    return waiting if turns else None
 
 
 def parse_environ(data: bytes, names: Iterable[bytes]) -> dict[str, str]:
@@ -198,7 +213,7 @@ class ProcFS:
 
     def pids(self) -> list[int]:
         """Returns all process ids of the PID namespace."""
-        return [int(name) for name in os.listdir(self.root) if name.isascii() and name.isdigit()]
+        return [int(name) for name in os.listdir(self.root) if _number(name)]
 
     def stat(self, pid: int) -> Stat:
         """Returns the process's stat."""
@@ -212,9 +227,24 @@ class ProcFS:
         """Returns the process's storage counters; needs the right to trace it."""
         return parse_io(read(f"{self.root}/{pid}/io"))
 
-    def schedstat(self, pid: int) -> tuple[int, int]:
-        """Returns nanoseconds on and waiting for a CPU of the main thread."""
-        return parse_schedstat(read(f"{self.root}/{pid}/schedstat"))
+    def tasks(self, pid: int) -> list[int]:
+        """Returns the ids of the process's threads."""
+        return [int(name) for name in os.listdir(f"{self.root}/{pid}/task") if _number(name)]
+
+    def run_queue_delay(self, pid: int, tid: int) -> int | None:
+        """Returns the nanoseconds that the thread waited for a CPU, None where not kept."""
+        return parse_run_queue_delay(read(f"{self.root}/{pid}/task/{tid}/schedstat"))
+
+    def block_delay(self, pid: int, tid: int) -> int:
+        """Returns the clock ticks that the thread waited for a block device."""
+        return parse_stat(read(f"{self.root}/{pid}/task/{tid}/stat")).block_delay_ticks
+
+    def delay_accounting(self) -> bool | None:
+        """Returns whether the kernel keeps block_delay; None where it is too old to say."""
+        try:
+            return read(f"{self.root}/sys/kernel/task_delayacct").strip() == b"1"
+        except OSError:
+            return None
 
     def environ(self, pid: int, names: Iterable[bytes]) -> dict[str, str]:
         """Returns some of the process's variables; needs the right to trace it."""
@@ -227,6 +257,10 @@ class ProcFS:
     def namespace(self, pid: int | str, kind: str) -> int:
         """Returns the inode of a namespace (net, pid, mnt, ...); needs the right to trace it."""
         return os.stat(f"{self.root}/{pid}/ns/{kind}").st_ino
+
+
+def _number(name: str) -> bool:
+    return name.isascii() and name.isdigit()
 
 
 def _row(data: bytes, name: bytes) -> int | None:

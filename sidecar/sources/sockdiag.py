@@ -44,12 +44,15 @@ _SO_RCVBUFFORCE = 33
 _ALL_BUT_TIME_WAIT = 0xFFF & ~(1 << TIME_WAIT)
 
 _HEADER = struct.Struct("=IHHII")
-_MESSAGE = struct.Struct("=BB2x4s16s16s4xQ4xIIxxxxI")
+_LENGTH_AND_KIND = struct.Struct("=IH")
+_MESSAGE_FORM = "=16xBB2x4s16s16s4xQ4xIIxxxxI"
 _ATTRIBUTE = struct.Struct("=HH")
 _DONE = _HEADER.size + 4
-_BODY = _HEADER.size + _MESSAGE.size
+_BODY = struct.calcsize(_MESSAGE_FORM)
 _COUNTERS = struct.Struct("=100xI16xQQ20xI8xQQQ16xQ")
 _RTT = struct.Struct("=I")
+
+_tuple = tuple.__new__  # a NamedTuple's own constructor costs as much as the rest of a socket
 
 SOCKET_LIMIT = 65536
 """Sockets read in one dump; a namespace with more is served by its first ones."""
@@ -230,7 +233,7 @@ class SockDiag:
         size = _HEADER.size + len(request)
         header = _HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, self._sequence, 0)
         self._requests.send(header + request)
-        layouts: dict[int, tuple[int, int]] = {}
+        layouts: dict[int, _Layout] = {}
         while True:
             size = self._requests.recv_into(self._buffer)
             kind, _, sequence = _HEADER.unpack_from(self._buffer)[1:4]
@@ -253,30 +256,43 @@ def _netlink() -> socket.socket:
     return made
 
 
-def _messages(
-    buffer: bytearray, size: int, layouts: dict[int, tuple[int, int]]
-) -> Iterator[TcpSocket]:
+def _messages(buffer: bytearray, size: int, layouts: dict[int, _Layout]) -> Iterator[TcpSocket]:
     """Yields the sockets of one datagram.
 
     Args:
         buffer: holds the datagram.
         size: its length in bytes.
-        layouts: where struct tcp_info was found in messages of a length, and how long; most
-            sockets of a namespace share one layout, so that the attributes need no walk.
+        layouts: of messages by their length; most sockets of a namespace share one, so that the
+            attributes need no walk.
     """
     at = 0
     while at + _BODY <= size:
-        length, kind = _HEADER.unpack_from(buffer, at)[:2]
+        length, kind = _LENGTH_AND_KIND.unpack_from(buffer, at)
         if length < _HEADER.size:
             return
         if kind == _SOCK_DIAG_BY_FAMILY and _BODY <= length <= size - at:
-            offset, span = layouts.get(length, (0, 0))
-            if not span or _ATTRIBUTE.unpack_from(buffer, at + offset) != (span, _INFO):
-                offset, span = _find_info(buffer, at, at + length)
-                layouts[length] = (offset, span)
-            raw = bytes(buffer[at + offset + 4 : at + offset + span])
-            yield TcpSocket._make((*_MESSAGE.unpack_from(buffer, at + 16), raw))
+            layout = layouts.get(length)
+            fields = layout.form.unpack_from(buffer, at) if layout else ()
+            if layout is None or fields[-2] != layout.attribute:
+                layout = layouts[length] = _layout(buffer, at, at + length)
+                fields = layout.form.unpack_from(buffer, at)
+            yield _tuple(TcpSocket, (*fields[:-2], fields[-1]))
         at += (length + 3) & ~3
+
+
+class _Layout(NamedTuple):
+    """Where a message has what: `form` reads a TcpSocket, the last but one is `attribute`."""
+
+    form: struct.Struct
+    attribute: bytes
+
+
+def _layout(buffer: bytearray, message: int, end: int) -> _Layout:
+    offset, span = _find_info(buffer, message, end)
+    if not span:
+        return _Layout(struct.Struct(f"{_MESSAGE_FORM}0s0s"), b"no struct tcp_info")
+    form = struct.Struct(f"{_MESSAGE_FORM}{offset - _BODY}x4s{span - _ATTRIBUTE.size}s")
+    return _Layout(form, _ATTRIBUTE.pack(span, _INFO))
 
 
 def _find_info(buffer: bytearray, message: int, end: int) -> tuple[int, int]:

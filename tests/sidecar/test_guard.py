@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 
-from sidecar.guard import SERIES_A_POD, SERIES_A_RANK, Guard
+from sidecar.guard import SERIES_A_GPU, SERIES_A_POD, SERIES_A_RANK, Guard
 from sidecar.sampler import Rounds
 
 
@@ -64,7 +64,12 @@ def test_up_has_no_reason() -> None:
 
 @pytest.mark.parametrize(
     ("labels", "bound"),
-    [({"rank": "3"}, SERIES_A_RANK), ({"pid": "7"}, SERIES_A_RANK), ({}, SERIES_A_POD)],
+    [
+        ({"rank": "3"}, SERIES_A_RANK),
+        ({"pid": "7"}, SERIES_A_RANK),
+        ({"rank": "3", "uuid": "GPU-1"}, SERIES_A_GPU),
+        ({}, SERIES_A_POD),
+    ],
 )
 def test_series_are_bounded_and_the_dropped_ones_counted(
     labels: dict[str, str], bound: int

@@ -70,8 +70,8 @@ def test_a_series_disappears_with_its_process(sandbox: Sandbox) -> None:
     sandbox.signal(trainer, signal.SIGKILL)
     trainer.communicate()
     sandbox.until(lambda: not sandbox.scrape().values("proc_threads"))
+    sandbox.until(lambda: sandbox.scrape().values("kitty_watched_processes") == [0.0])
     page = sandbox.scrape()
-    assert page.values("kitty_watched_processes") == [0.0]
     assert not page.values("net_tcp_out_segs_total")
     assert not page.values("kitty_tcp_sent_segments_total")
 

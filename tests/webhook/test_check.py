@@ -8,6 +8,7 @@ import ssl
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trustme
 
 from tests.webhook.kubeobjects import CONFIGURATION, namespace_body, webhook_configuration
 from tests.webhook.restpeer import Peer, running_peer
@@ -152,6 +153,35 @@ def test_a_service_without_endpoints(peer: Peer, check: Any) -> None:
     slices = "/apis/discovery.k8s.io/v1/namespaces/kitty-system/endpointslices"
     peer.put(f"{slices}/a", {"endpoints": [{"conditions": {"ready": True}}]})
     assert check()[1] == []
+
+
+def test_a_certificate_that_is_only_seen_in_its_secret(
+    peer: Peer, tls: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a machine that cannot reach the Service."""
+    path = f"{WEBHOOKS}/{CONFIGURATION}"
+    body = peer.objects[path]
+    for entry in body["webhooks"]:
+        del entry["clientConfig"]["url"]
+        entry["clientConfig"]["service"] = {"name": "hook", "namespace": "kitty-system"}
+    peer.put(path, body)
+    slices = "/apis/discovery.k8s.io/v1/namespaces/kitty-system/endpointslices"
+    peer.put(f"{slices}/a", {"endpoints": [{"conditions": {"ready": True}}]})
+
+    def asked(certificate: bytes) -> tuple[int, str]:
+        data = {"tls.crt": base64.b64encode(certificate).decode()}
+        peer.put("/api/v1/namespaces/kitty-system/secrets/tls", {"data": data})
+        status = main(["check", "--kubeconfig", str(peer.kubeconfig), "--secret", "tls"])
+        return status, capsys.readouterr().out
+
+    status, out = asked(tls.cert.read_bytes())
+    assert status == 0
+    assert "trusted by every caBundle" in out
+    stranger = trustme.CA().issue_cert("localhost").cert_chain_pems[0].bytes()
+    status, out = asked(stranger)
+    assert status == 1
+    assert "does not hold the CA" in out
+    assert "unreadable" in asked(b"rubbish")[1]
 
 
 def test_a_failure_policy_that_stops_pods(peer: Peer, check: Any) -> None:

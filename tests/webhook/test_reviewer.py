@@ -14,6 +14,7 @@ from tests.webhook.support import patched, review_of
 from webhook.config import Config
 from webhook.decision import Skip
 from webhook.metrics import Metrics
+from webhook.patch import add, apply, pointer
 from webhook.profiles import Level
 from webhook.reviewer import Reviewer
 
@@ -156,3 +157,11 @@ def test_the_patch_grows_with_the_watched_containers_only() -> None:
     many["spec"]["containers"][0]["env"] = [{"name": f"A{i}", "value": "1"} for i in range(1000)]
     hook = Hook()
     assert hook.review(few)["patch"] == hook.review(many)["patch"]
+
+
+def test_pointers_escape_what_rfc_6901_says() -> None:
+    path = pointer("metadata", "annotations", "a~1/b")
+    assert path == "/metadata/annotations/a~01~1b"
+    document: dict[str, Any] = {"metadata": {"annotations": {}}}
+    apply(document, [add(path, "x")])
+    assert document["metadata"]["annotations"] == {"a~1/b": "x"}

@@ -1,0 +1,172 @@
+"""Which rank stands out, and by which signal: a stretch with the fault against the one before.
+
+A signal is a set of cells. Most have one cell a rank. Those of the network have one for each pair
+of pods that exchange data, because a bad link of one pod also shows at the pods that send to it;
+a rank's own figure is then the lowest of the cells it takes part in, so only the rank that all of
+its cells accuse stands out.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import mean, median
+
+from lab.scrape import Window
+
+ENOUGH_SEGMENTS = 50  # fewer say nothing about a link
+TIMES_THE_PEERS = 3.0
+
+Cells = dict[tuple[int, ...], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signal:
+    """A row of the table.
+
+    Attributes:
+        name: As people read it.
+        unit: Of its cells.
+        floor: Smallest excess over the stretch before that counts.
+        cells: Reads the cells from a window; those that are unknown are absent.
+    """
+
+    name: str
+    unit: str
+    floor: float
+    cells: Callable[[Window], Cells]
+
+
+def round_trip(window: Window) -> Cells:
+    """Return the median of the smoothed round trip between two pods, in milliseconds."""
+    name = "kitty_tcp_peer_srtt_seconds"
+    return {
+        (rank, peer): 1000 * median(window.gauge(rank, name, peer=address))
+        for rank, peer, address, _ in sending_pairs(window)
+        if window.gauge(rank, name, peer=address)
+    }
+
+
+def retransmits(window: Window) -> Cells:
+    """Return the share of segments sent again between two pods, in percent."""
+    cells: Cells = {}
+    for rank, peer, address, sent in sending_pairs(window):
+        name = "kitty_tcp_peer_retransmitted_segments_total"
+        again = window.increase(rank, name, peer=address)
+        if again is not None:
+            cells[rank, peer] = 100 * again / sent
+    return cells
+
+
+def sending_pairs(window: Window) -> list[tuple[int, int, str, float]]:
+    """Return the pairs that exchanged data: rank, peer, the peer's address, segments sent."""
+    name = "kitty_tcp_peer_sent_segments_total"
+    pairs = []
+    for rank in sorted(set(window.ranks.values())):
+        for peer, address in sorted(window.peers(rank, name).items()):
+            sent = window.increase(rank, name, peer=address)
+            if sent is not None and sent >= ENOUGH_SEGMENTS:
+                pairs.append((rank, peer, address, sent))
+    return pairs
+
+
+def send_queue(window: Window) -> Cells:
+    """Return the mean of what waits to be sent or acknowledged, in kilobytes."""
+    return _per_rank(window, lambda rank: _mean(window.gauge(rank, "net_tcp_tx_queue_bytes"), 1e-3))
+
+
+def run_queue(window: Window) -> Cells:
+    """Return how long a rank was ready to run and did not, in milliseconds a second."""
+    name = "kitty_rank_run_queue_delay_seconds_total"
+    return _per_rank(window, lambda rank: _scaled(window.rate(rank, name), 1000))
+
+
+def stopped(window: Window) -> Cells:
+    """Return the share of scrapes that found a rank stopped, in percent."""
+    return _per_rank(window, lambda rank: _mean(window.gauge(rank, "proc_state", state="T"), 100))
+
+
+def _per_rank(window: Window, figure: Callable[[int], float | None]) -> Cells:
+    figures = {(rank,): figure(rank) for rank in sorted(set(window.ranks.values()))}
+    return {cell: value for cell, value in figures.items() if value is not None}
+
+
+def _mean(values: list[float], scale: float) -> float | None:
+    return scale * mean(values) if values else None
+
+
+def _scaled(value: float | None, scale: float) -> float | None:
+    return None if value is None else scale * value
+
+
+SIGNALS = {
+    signal.name: signal
+    for signal in (
+        Signal(name="rtt", unit="ms", floor=5, cells=round_trip),
+        Signal(name="retransmits", unit="%", floor=0.5, cells=retransmits),
+        Signal(name="tx queue", unit="kB", floor=100, cells=send_queue),
+        Signal(name="run queue", unit="ms/s", floor=50, cells=run_queue),
+        Signal(name="stopped", unit="%", floor=25, cells=stopped),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What one signal says.
+
+    Attributes:
+        before: Figure of each rank in the stretch before; unknown ones are absent.
+        during: The same with the fault.
+        excess: How far each rank rose.
+        outlier: The rank that stands out; None where none does.
+    """
+
+    before: Mapping[int, float]
+    during: Mapping[int, float]
+    excess: Mapping[int, float]
+    outlier: int | None
+
+    def peers_median(self, rank: int) -> float | None:
+        """Return the median of the other ranks' figures with the fault."""
+        others = [value for other, value in self.during.items() if other != rank]
+        return median(others) if others else None
+
+
+def compare(signal: Signal, before: Window, during: Window) -> Comparison:
+    """Compare a stretch with the one before it.
+
+    A rank stands out when it rose by the signal's floor at least, and ``TIMES_THE_PEERS`` as far
+    as the median of the others. It takes three ranks.
+    """
+    earlier, later = signal.cells(before), signal.cells(during)
+    rise = {cell: value - earlier.get(cell, 0.0) for cell, value in later.items()}
+    excess = lowest_by_rank(rise)
+    outlier = None
+    if len(excess) >= 3:
+        first = max(excess, key=lambda rank: excess[rank])
+        others = median(value for rank, value in excess.items() if rank != first)
+        if excess[first] >= max(signal.floor, TIMES_THE_PEERS * others):
+            outlier = first
+    return Comparison(
+        before=lowest_by_rank(earlier),
+        during=lowest_by_rank(later),
+        excess=excess,
+        outlier=outlier,
+    )
+
+
+def lowest_by_rank(cells: Cells) -> dict[int, float]:
+    """Return each rank's lowest cell; a rank of a single pair is absent: it or its peer, who knows.
+
+    Example:
+        ``{(0, 1): 9.0, (1, 2): 1.0, (2, 0): 8.0}`` gives ``{0: 8.0, 1: 1.0, 2: 1.0}``.
+    """
+    by_rank: dict[int, list[float]] = {}
+    for cell, value in cells.items():
+        for rank in cell:
+            by_rank.setdefault(rank, []).append(value)
+    paired = any(len(cell) > 1 for cell in cells)
+    return {
+        rank: min(values)
+        for rank, values in sorted(by_rank.items())
+        if len(values) > 1 or not paired
+    }

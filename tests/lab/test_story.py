@@ -1,0 +1,122 @@
+"""The main job: the rank that is hit is the outlier of the signal that fits, and no other is."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from lab.faults import KINDS
+from lab.job import CONTAINER
+from lab.scrape import Window
+from lab.signals import SIGNALS
+from lab.story import Pace, Story
+
+
+class Quiet:
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.shown = 0
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    mark = say
+
+    def show(self, story: Story, window: Window) -> None:
+        self.shown += 1
+
+
+def test_three_faults_name_their_ranks(root: None) -> None:
+    display = Quiet()
+    with Story(display=display, pace=Pace(before=3, fault=5, settle=1)) as story:
+        for rank, answer in story.answers.items():
+            watched = next(c for c in answer.pod["spec"]["containers"] if c["name"] == CONTAINER)
+            assert {"name": "KITTY_WATCH", "value": "1"} in watched["env"]
+            assert story.pods[rank].containers.keys() >= {CONTAINER, "kitty"}
+        for name, rank in (("loss", 0), ("throttle", 1), ("latency", 3)):
+            finding = story.inject(KINDS[name], rank)
+            assert finding.named(), (name, finding.comparisons)
+            assert finding.step_before is not None
+            assert finding.comparisons["stopped"].outlier is None
+    assert display.shown > 20
+    assert sum(text.startswith("fault on") for text in display.said) == 3
+
+
+def test_run_gives_a_summary_for_machines(root: None) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "lab.cli",
+            "run",
+            "pause",
+            "--rank",
+            "1",
+            "--seconds",
+            "4",
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["passed"]
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1, 2, 3]
+    (fault,) = report["faults"]
+    assert (fault["fault"], fault["rank"], fault["named"]) == ("pause", 1, True)
+    assert fault["expected_signals"] == ["stopped"]
+    assert fault["signals"].keys() == SIGNALS.keys()
+    assert fault["signals"]["stopped"]["outlier"] == 1
+    assert fault["step_seconds"]["during"] is None
+    assert "fault on: pause 100 % at rank 1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["demo", "--fault", "flood"], ["--fault", "flood", "latency", "pause", "all"]),
+        (["demo", "--rank", "9"], ["--rank", "'9'", "0 to 3"]),
+        (["run", "flood"], ["flood", "latency", "loss"]),
+        (["run", "loss", "--seconds", "0"], ["--seconds", "'0'", "1 to 3600"]),
+        (["run", "loss", "--strength", "-1"], ["--strength", "'-1'", "above 0"]),
+        (["demo", "--color"], ["--color"]),
+        ([], ["COMMAND"]),
+    ],
+)
+def test_wrong_usage_names_the_flag_and_what_is_allowed(words: list[str], names: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lab.cli", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    for name in names:
+        assert name in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["demo", "--help"], ["run", "--help"]])
+def test_help_says_everything(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lab.cli", *words], capture_output=True, text=True, check=True
+    )
+    for kind in KINDS.values():
+        assert kind.summary in done.stdout
+    assert "exit status" in done.stdout
+
+
+def test_without_root_one_line_says_so() -> None:
+    code = (
+        "import os, sys\n"
+        "from lab.cli import main\n"
+        "if os.geteuid() == 0: os.seteuid(65534)\n"
+        "sys.exit(main(['demo']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "root" in done.stderr
