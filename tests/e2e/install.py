@@ -111,14 +111,24 @@ class Install:
         """Uninstall as documented."""
         self.kube.kubectl("delete", "-k", self.overlay("default"), "--timeout=120s")
 
-    def reviews(self) -> int:
-        """Return how many reviews all replicas have answered."""
+    def count(self, name: str, **labels: str) -> int:
+        """Return the sum of a counter over all replicas."""
         total = 0.0
         for replica in self.replicas():
             page = self.kube.samples(SYSTEM, replica, 8080)
             assert page, f"{replica} serves no metrics"
-            total += sum(s.value for s in page if s.name == "kitty_webhook_requests_total")
+            total += sum(
+                s.value for s in page if s.name == name and labels.items() <= s.labels.items()
+            )
         return int(total)
+
+    def reviews(self) -> int:
+        """Return how many reviews all replicas have answered."""
+        return self.count("kitty_webhook_requests_total")
+
+    def repeated(self) -> int:
+        """Return how many of them were of pods that had their sidecar already."""
+        return self.count("kitty_webhook_skipped_total", reason="already-injected")
 
     def certificate_expiries(self) -> list[float]:
         """Return when the certificate of each replica expires."""
