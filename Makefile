@@ -32,10 +32,10 @@ lint: venv  ## style, types, import contracts
 	$(BIN)/lint-imports
 
 unit: venv
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore=tests/e2e
 
 bench: venv  ## the measurements behind the figures in the docs (minutes; see bench/)
-	$(BIN)/python -m bench
+	@echo 'each measurement is a script of its own: $(BIN)/python -m bench.NAME'; ls bench
 
 lock: venv  ## resolve requirements/*.txt anew from pyproject.toml
 	tools/lock

@@ -24,7 +24,7 @@ LOG = logging.getLogger("kitty.sampler")
 
 BUDGET = 0.005
 """Share of one core that a collector may use before its rounds are spread out."""
-TOTAL = 0.008
+TOTAL = 0.007
 """Share of one core that all collectors may use together; serving scrapes comes on top."""
 LONGEST_INTERVAL = 5.0
 """Seconds: no collector samples less often, whatever it costs."""

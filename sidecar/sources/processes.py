@@ -78,6 +78,19 @@ def uid_marks(pod_uid: str) -> tuple[str, str]:
     return f"pod{pod_uid}", f"pod{pod_uid.replace('-', '_')}"
 
 
+def of_pod(container: str, pod_uid: str) -> bool:
+    """Tells whether a cgroup path is that of one of the pod's containers.
+
+    In a private cgroup namespace, whose top is the agent's own container, nothing above is named:
+    the pod's other containers are then `/../x`, and those of other pods are further away.
+    """
+    parts = container.split("/")
+    if parts[1:2] == [".."]:
+        # Where the namespace's top is the pod, what is beside it are other pods.
+        return len(parts) > 2 and not parts[2].startswith(("..", "pod", "kubepods"))
+    return any(mark in container for mark in uid_marks(pod_uid))
+
+
 class ProcessTable:
     """Keeps the pod's processes, reading of each only what can have changed.
 
@@ -96,7 +109,7 @@ class ProcessTable:
     def __init__(self, procfs: ProcFS, *, pod_uid: str = "", own_pid: int | None = None) -> None:
         self._procfs = procfs
         self._own = os.getpid() if own_pid is None else own_pid
-        self._uid_marks = uid_marks(pod_uid)
+        self._pod_uid = pod_uid
         self._known: dict[int, tuple[tuple[int, ...], Process]] = {}
         self._foreign: set[int] = set()
         self._round = 0
@@ -140,7 +153,7 @@ class ProcessTable:
         if known is not None and known[0] == key:
             return known
         container = self._container(pid)
-        if self.scoped and not self._of_pod(container):
+        if self.scoped and not of_pod(container, self._pod_uid):
             self._foreign.add(pid)
             return None
         self._foreign.discard(pid)
@@ -182,9 +195,6 @@ class ProcessTable:
             return self._procfs.namespace("self", "pid") == INITIAL_PID_NAMESPACE
         except OSError:
             return False
-
-    def _of_pod(self, container: str) -> bool:
-        return any(mark in container for mark in self._uid_marks)
 
     def _without_own(self, processes: Iterable[Process]) -> Iterator[Process]:
         own = {self._own}

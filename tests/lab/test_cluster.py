@@ -113,7 +113,10 @@ def test_a_failure_in_the_middle_leaves_nothing(root: None) -> None:
     with pytest.raises(ZeroDivisionError), Cluster() as cluster:  # noqa: PT012 -- a story
         made = cluster.start_pod(pod({"name": "a"}))
         pid = made.containers["a"].pid
-        assert f"{MARKER}={owned_name()}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        environ = Path(f"/proc/{pid}/environ")
+        while not environ.read_bytes():
+            time.sleep(0.01)  # between fork and exec
+        assert f"{MARKER}={owned_name()}".encode() in environ.read_bytes()
         raise ZeroDivisionError
     assert not Path(f"/proc/{pid}").exists()
     assert not run_directory().exists()

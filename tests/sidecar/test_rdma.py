@@ -21,12 +21,13 @@ from sidecar.sources.sockets import ZERO, RankSockets, SocketSnapshot
 from tests.sidecar.fixture import DEVICE_ERROR, Fixture, write
 
 TRAINER = 40
-MLX5 = {
+Files = Mapping[str, Mapping[str, object]]
+MLX5: Files = {
     "counters": {"port_xmit_data": 1000, "port_rcv_data": 500, "symbol_error": DEVICE_ERROR},
     "hw_counters": {"out_of_sequence": 7, "np_cnp_sent": 3, "lifespan": 10},
 }
-EFA = {"hw_counters": {"tx_bytes": 8000, "rx_bytes": 9000, "rx_drops": 2, "retrans_pkts": 5}}
-IRDMA = {
+EFA: Files = {"hw_counters": {"tx_bytes": 8000, "rx_bytes": 9000, "rx_drops": 2, "retrans_pkts": 5}}
+IRDMA: Files = {
     "hw_counters": {
         "ip4OutOctets": 100,
         "ip6OutOctets": 10,
@@ -35,7 +36,6 @@ IRDMA = {
         "cnpSent": "alien\n",
     }
 }
-Files = Mapping[str, Mapping[str, object]]
 
 
 def device(fixture: Fixture, name: str, number: int, files: Files) -> None:

@@ -8,10 +8,13 @@ from sidecar.sources.sockets import growth, plus
 from tests.sidecar.sandbox import Sandbox
 
 SENDER = """
-import socket, sys, threading
+import socket, sys, time
 port, total = int(sys.argv[1]), int(sys.argv[2])
 connection = socket.create_connection(('127.0.0.1', port))
-connection.sendall(b'x' * total)
+for _ in range(total // 16000):
+    # Slower than the reader: a full receive buffer drops segments of its own.
+    connection.sendall(b'x' * 16000)
+    time.sleep(0.001)
 print('sent', connection.getsockname()[1], flush=True)
 sys.stdin.read()
 """
