@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.e2e import workloads
+from tests.e2e.install import Install
 from tests.e2e.kube import PREFIX, Json, Kube, job_of, pod_of
 from tests.e2e.test_install import check
 
@@ -94,3 +95,18 @@ def _waits_for_image(pod: Json) -> str:
                 .replace("ContainerCreating", "")
             )
     return ""
+
+
+def test_check_tells_whether_the_nodes_have_the_image(install: Install) -> None:
+    """Before any namespace is labelled."""
+    (line,) = [line for line in check().stdout.splitlines() if line.split()[1] == "image"]
+    print(line)
+    assert line.startswith("ok")
+    install.apply("absent", image="localhost/kitty-absent:1")
+    try:
+        (line,) = [line for line in check().stdout.splitlines() if line.split()[1] == "image"]
+        print(line)
+        assert line.startswith("note")
+        assert "localhost/kitty-absent:1: is not on" in line
+    finally:
+        install.apply()
