@@ -13,14 +13,17 @@ from prometheus_client import CollectorRegistry
 import sidecar
 from sidecar.collectors.cgroup import CgroupCollector
 from sidecar.collectors.gpu import GpuCollector
+from sidecar.collectors.kernel import KernelCollector
 from sidecar.collectors.net import NetCollector
 from sidecar.collectors.netdev import NetdevCollector
 from sidecar.collectors.pod import PodCollector
 from sidecar.collectors.process import ProcessCollector
 from sidecar.collectors.rank import RankCollector
 from sidecar.collectors.rdma import RdmaCollector
+from sidecar.collectors.rtt import RttCollector
 from sidecar.collectors.system import SystemCollector
 from sidecar.collectors.tcp import TcpCollector
+from sidecar.ebpf.loader import Loader
 from sidecar.guard import Guard
 from sidecar.lifecycle import Lifecycle
 from sidecar.pod import Pod
@@ -64,6 +67,8 @@ class Sources:
         self.pod = Pod(procfs, ProcessTable(procfs, pod_uid=config.pod_uid), config)
         self.descriptors = DescriptorTable(proc)
         self.system = SystemFS(proc)
+        self.own_port = own_port
+        self.ebpf = Loader(python=config.bcc_python, proc=proc, sys=str(config.sys))
         self.trees = TreeTable(
             procfs,
             DelayTable(procfs),
@@ -92,6 +97,16 @@ COLLECTORS: dict[str, Callable[[Sources], Collector | None]] = {
     "pod": lambda s: PodCollector(s.pod),
     "tcp": lambda s: TcpCollector(s.pod, s.sockets) if s.sockets else None,
     "net": lambda s: NetCollector(s.pod, s.sockets, proc=s.proc),
+    "rtt": lambda s: RttCollector(
+        s.pod,
+        s.sockets,
+        s.ebpf,
+        s.cgroups,
+        hook=s.pod.config.rtt_hook,
+        own_port=s.own_port,
+        proc=s.proc,
+    ),
+    "kernel": lambda s: KernelCollector(s.pod, s.ebpf, s.cgroups, proc=s.proc),
     "system": lambda s: SystemCollector(s.pod, s.system, proc=s.proc),
     "process": lambda s: ProcessCollector(s.pod, s.descriptors, proc=s.proc),
     "rank": lambda s: RankCollector(s.pod, s.trees, s.maps),
@@ -116,11 +131,10 @@ class Agent:
         self.config = config
         self._server: Server | None = None
         self.sources = Sources(config, own_port=lambda: self.port)
-        made = [
-            make(self.sources)
-            for name, make in COLLECTORS.items()
-            if name == "pod" or config.collectors is None or name in config.collectors
-        ]
+        wanted = COLLECTORS.keys() if config.collectors is None else {"pod", *config.collectors}
+        if "rtt" in wanted:
+            wanted |= {"tcp"}  # which rank a connection belongs to
+        made = [make(self.sources) for name, make in COLLECTORS.items() if name in wanted]
         self.rounds = tuple(Rounds(collector) for collector in made if collector is not None)
         self.sampler = Sampler(self.rounds)
         self.registry = CollectorRegistry(auto_describe=False)
@@ -141,9 +155,12 @@ class Agent:
             self.sources.maps.start()
 
     def close(self) -> None:
-        """Stops sampling and listening."""
+        """Stops sampling and listening, and detaches what collectors attached."""
         self.sources.maps.stop()
         self.sampler.stop()
+        for rounds in self.rounds:
+            if isinstance(rounds.collector, RttCollector | KernelCollector):
+                rounds.collector.close()
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

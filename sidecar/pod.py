@@ -35,6 +35,22 @@ class Pod:
         """The stat of each process as of the latest reading."""
         return self._table.stats
 
+    def containers(self) -> dict[str, tuple[int, Mapping[str, str]]]:
+        """Returns the containers that training runs in.
+
+        Each with its oldest watched process and that one's control group by controller.
+        """
+        view = self.view
+        found: dict[str, tuple[int, Mapping[str, str]]] = {}
+        for pid in sorted(view.watched, key=lambda pid: (view.processes[pid].start, pid)):
+            container = view.processes[pid].container
+            if container not in found:
+                try:
+                    found[container] = (pid, self.procfs.cgroup(pid))
+                except OSError:
+                    continue
+        return found
+
     def refresh(self) -> None:
         """Reads the processes.
 

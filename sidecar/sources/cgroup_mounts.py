@@ -154,6 +154,14 @@ class CgroupFS:
             pressure=whole.pressure if whole else {},
         )
 
+    def unified(self, pid: int, paths: Mapping[str, str]) -> str | None:
+        """Returns where a version 2 directory is for this process; arguments as in `usage`."""
+        with self._open(pid, paths, UNIFIED) as group:
+            if group is None:
+                return None
+            place = self._places[UNIFIED, paths[UNIFIED]]
+        return f"{place.view.rstrip('/')}/{place.folder.strip('/')}"
+
     @contextmanager
     def _open(
         self, pid: int, paths: Mapping[str, str], controller: str

@@ -102,12 +102,14 @@ class SocketSnapshot:
         rank_of: rank text of each open connection by TcpSocket.key; connections of other
             containers are not in it.
         info_length: bytes of struct tcp_info on this kernel (see COUNTERS_SINCE).
+        sockets: all of the namespace but the agent's own.
     """
 
     send_queue: int
     ranks: Mapping[str, RankSockets]
     rank_of: Mapping[bytes, str]
     info_length: int
+    sockets: tuple[TcpSocket, ...] = ()
 
 
 class _Connection:
@@ -354,6 +356,7 @@ class SocketTable:
             },
             rank_of=rank_of,
             info_length=self._info_length,
+            sockets=tuple(sockets),
         )
 
 

@@ -1,0 +1,1 @@
+/* bcc asks for this file by name and needs nothing from it. */

@@ -1,0 +1,67 @@
+"""Vectors of 64-bit counters as one integer: cheap to subtract, add and hand between threads.
+
+A map value that is an array of u64 counters is read as one little-endian integer. Counters
+only grow, so that one subtraction gives the growth of all of them without a borrow between
+neighbours, and sums of growths stay within their lanes for as long as a 64-bit counter does.
+"""
+
+from __future__ import annotations
+
+import struct
+
+_LANE = (1 << 64) - 1
+
+
+def first(vector: int) -> int:
+    """The first counter."""
+    return vector & _LANE
+
+
+def second(vector: int) -> int:
+    """The second counter."""
+    return vector >> 64 & _LANE
+
+
+def unpack(vector: int, length: int) -> tuple[int, ...]:
+    """All `length` counters."""
+    return struct.unpack(f"<{length}Q", vector.to_bytes(8 * length, "little"))
+
+
+class Ledger:
+    """Turns totals into growth since they were last seen, for every key of a map."""
+
+    def __init__(self) -> None:
+        self._seen: dict[bytes, tuple[bytes, int, int]] = {}  # content, totals, round of change
+        self._round = 0
+
+    def begin(self) -> None:
+        """Starts a round of readings."""
+        self._round += 1
+
+    def grown(self, key: bytes, content: bytes) -> int:
+        """What was added since the last round; 0 where nothing was.
+
+        A first counter that fell means that the map let the entry go and started anew.
+        """
+        before = self._seen.get(key)
+        if before is None:
+            totals = grown = int.from_bytes(content, "little")
+        elif before[0] == content:
+            return 0
+        else:
+            totals = int.from_bytes(content, "little")
+            grown = totals - before[1] if first(totals) >= first(before[1]) else totals
+        self._seen[key] = (content, totals, self._round)
+        return grown
+
+    def forget(self, key: bytes) -> None:
+        """Starts anew with a key, whose entry was taken out of the map."""
+        self._seen.pop(key, None)
+
+    def idle(self, rounds: int) -> list[bytes]:
+        """Forgets, and returns, the keys that did not change for that many rounds."""
+        last = self._round - rounds
+        keys = [key for key, (_, _, changed) in self._seen.items() if changed < last]
+        for key in keys:
+            del self._seen[key]
+        return keys

@@ -1,0 +1,269 @@
+/* Round-trip times of TCP connections, summed up in the kernel per connection.
+ *
+ * One program per hook, chosen by HOOK_<NAME>; every hook fills the same map `cells`. Only
+ * connections of one network namespace count (NETNS: its inode number; NETNS_COOKIE for
+ * sock_ops). With HOST_PORTS, which a pod without a namespace of its own needs, also only local
+ * ports set in the bitmap `ports`.
+ *
+ * Offsets come from BTF (OFF_*). Reads of kernel memory are explicit: bcc rewrites dereferences
+ * in some program types and not in others.
+ */
+
+#define AF_INET 2
+#define AF_INET6 10
+#define SOCK_COMMON_BYTES 128 /* covers what is read of struct sock_common */
+#define MAX_CELLS 4096
+#define FIRST_OCTAVE 5 /* below 32 us: slot 0 */
+#define OCTAVES 16     /* from 2.1 s on: the last slot */
+#define SLOTS (2 * OCTAVES + 2)
+#define FRESH_US 2000000
+
+struct connection { /* as inet_diag names it: all in network order */
+	u16 local_port;
+	u16 remote_port;
+	u32 local[4]; /* an IPv4 address is the first word */
+	u32 remote[4];
+};
+
+struct cell {
+	u64 count;
+	u64 sum_us;
+	u64 slots[SLOTS]; /* two linear steps per power of two */
+	u64 mark; /* when the sampled segment was sent: tells a new sample from an old one */
+	u32 max_us;
+	u32 last_us;
+};
+
+BPF_TABLE("lru_hash", struct connection, struct cell, cells, MAX_CELLS);
+BPF_ARRAY(ports, u64, 1024);
+BPF_ARRAY(smoothed, u64, 1); /* samples that were srtt for want of a raw one */
+
+static inline u32 slot_of(u32 us)
+{
+	u32 octave = FIRST_OCTAVE;
+	u32 v = us >> FIRST_OCTAVE;
+
+	if (v == 0)
+		return 0;
+	if (v >= 1u << OCTAVES)
+		return SLOTS - 1;
+	if (v >= 1u << 8) { octave += 8; v >>= 8; }
+	if (v >= 1u << 4) { octave += 4; v >>= 4; }
+	if (v >= 1u << 2) { octave += 2; v >>= 2; }
+	if (v >= 1u << 1) octave += 1;
+	return 1 + 2 * (octave - FIRST_OCTAVE) + ((us >> (octave - 1)) & 1);
+}
+
+static inline int wanted_port(u16 port)
+{
+#ifdef HOST_PORTS
+	u32 word = port >> 6;
+	u64 *bits = ports.lookup(&word);
+
+	return bits && (*bits >> (port & 63)) & 1;
+#else
+	return 1;
+#endif
+}
+
+static inline void add(struct cell *cell, u32 us)
+{
+	u32 slot = slot_of(us);
+
+	__sync_fetch_and_add(&cell->count, 1);
+	__sync_fetch_and_add(&cell->sum_us, us);
+	cell->last_us = us;
+	if (us > cell->max_us)
+		cell->max_us = us;
+	if (slot < SLOTS)
+		__sync_fetch_and_add(&cell->slots[slot], 1);
+}
+
+static inline struct cell *cell_of(struct connection *key, u64 mark)
+{
+	struct cell *cell = cells.lookup(key);
+
+	if (!cell) {
+		struct cell empty = {};
+
+		empty.mark = mark;
+		cells.insert(key, &empty);
+		cell = cells.lookup(key);
+	}
+	return cell;
+}
+
+#ifndef HOOK_SOCK_OPS
+/* Fills the key; 0 for sockets of other namespaces, families and ports. */
+static inline int identify(void *sk, struct connection *key)
+{
+	u64 common[SOCK_COMMON_BYTES / 8];
+	u8 *c = (u8 *)common;
+	u32 inum = 0;
+	u16 family;
+
+	if (bpf_probe_read_kernel(common, sizeof(common), sk))
+		return 0;
+	bpf_probe_read_kernel(&inum, sizeof(inum), *(void **)(c + OFF_NET) + OFF_INUM);
+	if (inum != NETNS)
+		return 0;
+	if (!wanted_port(*(u16 *)(c + OFF_NUM)))
+		return 0;
+	key->local_port = bpf_htons(*(u16 *)(c + OFF_NUM));
+	key->remote_port = *(u16 *)(c + OFF_DPORT);
+	family = *(u16 *)(c + OFF_FAMILY);
+	if (family == AF_INET) {
+		key->local[0] = *(u32 *)(c + OFF_SADDR);
+		key->remote[0] = *(u32 *)(c + OFF_DADDR);
+		return 1;
+	}
+	if (family != AF_INET6)
+		return 0;
+	__builtin_memcpy(key->local, c + OFF_SADDR6, sizeof(key->local));
+	__builtin_memcpy(key->remote, c + OFF_DADDR6, sizeof(key->remote));
+	return 1;
+}
+#endif
+
+#if defined(HOOK_ESTIMATOR) || defined(HOOK_ACK)
+static inline void sample(void *sk, long us)
+{
+	struct connection key = {};
+	struct cell *cell;
+
+	if (us < 0 || !identify(sk, &key))
+		return;
+	cell = cell_of(&key, 0);
+	if (cell)
+		add(cell, us);
+}
+#endif
+
+/* tcp_rtt_estimator(sk, mrtt_us) and its caller tcp_ack_update_rtt(sk, flag, seq_rtt_us,
+ * sack_rtt_us, ca_rtt_us, rs), both in net/ipv4/tcp_input.c. */
+#ifdef HOOK_ESTIMATOR
+#ifdef FENTRY
+struct sock;
+KFUNC_PROBE(tcp_rtt_estimator, struct sock *sk, long mrtt_us)
+{
+	sample((void *)sk, mrtt_us);
+	return 0;
+}
+#else
+#include <uapi/linux/ptrace.h>
+int on_estimator(struct pt_regs *ctx, void *sk, long mrtt_us)
+{
+	sample(sk, mrtt_us);
+	return 0;
+}
+#endif
+#endif
+
+#ifdef HOOK_ACK
+#ifdef FENTRY
+struct sock;
+KFUNC_PROBE(tcp_ack_update_rtt, struct sock *sk, int flag, long seq_us, long sack_us)
+{
+	sample((void *)sk, seq_us < 0 ? sack_us : seq_us);
+	return 0;
+}
+#else
+#include <uapi/linux/ptrace.h>
+int on_ack(struct pt_regs *ctx, void *sk, int flag, long seq_us, long sack_us)
+{
+	sample(sk, seq_us < 0 ? sack_us : seq_us);
+	return 0;
+}
+#endif
+#endif
+
+/* tcp_probe(sk, skb) fires for every segment received, before it is processed: what is read is
+ * the round trip of the segment acknowledged last (struct tcp_rack, net/ipv4/tcp_recovery.c). */
+#ifdef HOOK_TCP_PROBE
+int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
+{
+	void *sk = (void *)ctx->args[0];
+	struct connection key = {};
+	struct cell *cell;
+	u64 sent_us = 0;
+	u32 us = 0;
+
+	if (!identify(sk, &key))
+		return 0;
+	bpf_probe_read_kernel(&sent_us, sizeof(sent_us), sk + OFF_RACK_MSTAMP);
+	if (!sent_us)
+		return 0;
+	cell = cells.lookup(&key);
+	if (cell) {
+		if (cell->mark == sent_us)
+			return 0;
+		cell->mark = sent_us;
+	} else {
+		cell = cell_of(&key, sent_us);
+		/* A cell made anew for an idle connection must not count its old sample. */
+		if (!cell || bpf_ktime_get_ns() / 1000 - sent_us > FRESH_US)
+			return 0;
+	}
+	bpf_probe_read_kernel(&us, sizeof(us), sk + OFF_RACK_RTT);
+	add(cell, us);
+	return 0;
+}
+#endif
+
+/* The callback is asked for when a connection is established, so older ones are not seen.
+ * args[0] is the raw sample and args[1] srtt << 3 (tcp_bpf_rtt, include/net/tcp.h); both are 0
+ * on kernels before 6.10. */
+#ifdef HOOK_SOCK_OPS
+/* The verifier rejects a context pointer that a branch chose: load each field in its place. */
+#define FIELD(name) (*(volatile u32 *)&ops->name)
+#define REMOTE_PORT_SHIFT 16 /* the port's two bytes are the last of four, on little-endian */
+
+int on_sock_ops(struct bpf_sock_ops *ops)
+{
+	struct connection key = {};
+	struct cell *cell;
+	u32 op = ops->op;
+	u32 us;
+
+	if (op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
+	    op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && op != BPF_SOCK_OPS_RTT_CB)
+		return 1;
+	if (bpf_get_netns_cookie(ops) != NETNS_COOKIE)
+		return 1;
+	if (op != BPF_SOCK_OPS_RTT_CB) {
+		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
+						       BPF_SOCK_OPS_RTT_CB_FLAG);
+		return 1;
+	}
+	u32 local[4] = {FIELD(local_ip6[0]), FIELD(local_ip6[1]), FIELD(local_ip6[2]),
+			FIELD(local_ip6[3])};
+	u32 remote[4] = {FIELD(remote_ip6[0]), FIELD(remote_ip6[1]), FIELD(remote_ip6[2]),
+			 FIELD(remote_ip6[3])};
+	u32 local4 = FIELD(local_ip4), remote4 = FIELD(remote_ip4);
+
+	if (!wanted_port(ops->local_port))
+		return 1;
+	key.local_port = bpf_htons(ops->local_port);
+	key.remote_port = ops->remote_port >> REMOTE_PORT_SHIFT;
+	if (ops->family == AF_INET) {
+		key.local[0] = local4;
+		key.remote[0] = remote4;
+	} else {
+		__builtin_memcpy(key.local, local, sizeof(local));
+		__builtin_memcpy(key.remote, remote, sizeof(remote));
+	}
+	us = ops->args[0];
+	if (!us) {
+		u32 zero = 0;
+		u64 *count = smoothed.lookup(&zero);
+
+		us = ops->srtt_us >> 3;
+		if (count)
+			__sync_fetch_and_add(count, 1);
+	}
+	cell = cell_of(&key, 0);
+	if (cell)
+		add(cell, us);
+	return 1;
+}
+#endif

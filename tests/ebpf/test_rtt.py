@@ -1,0 +1,305 @@
+"""Round-trip times by each hook that this kernel has, on real connections."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.ebpf import lanes, loader, rtt
+from sidecar.ebpf.selection import SILENT_DUMPS, HookSelection
+from sidecar.sources.cgroup_mounts import CgroupFS
+from sidecar.sources.procfs import ProcFS
+from sidecar.sources.sockdiag import LISTEN, SockDiag
+from sidecar.sources.sockets import RankSockets, SocketSnapshot
+from tests.sidecar.sandbox import Sandbox, inside
+
+EXCHANGES = 50
+FAMILIES = {
+    "IPv4": (socket.AF_INET, "127.0.0.1", socket.AF_INET, "127.0.0.1"),
+    "IPv6": (socket.AF_INET6, "::1", socket.AF_INET6, "::1"),
+    "IPv4 to an IPv6 listener": (socket.AF_INET6, "::", socket.AF_INET, "127.0.0.1"),
+}
+
+
+def own_cgroup() -> tuple[str, ...]:
+    """The cgroup v2 directory of this process, as far as a mount shows it."""
+    found = CgroupFS().unified(os.getpid(), ProcFS().cgroup(os.getpid()))
+    return (found,) if found else ()
+
+
+class Talk:
+    """A connection of two ends in one namespace; `run` exchanges small messages."""
+
+    def __init__(self, pid: int, family: str = "IPv4") -> None:
+        kind, bound, caller, called = FAMILIES[family]
+
+        def connect() -> tuple[socket.socket, socket.socket]:
+            with socket.socket(kind) as listener:
+                listener.bind((bound, 0))
+                listener.listen()
+                near = socket.socket(caller)
+                near.connect((called, listener.getsockname()[1]))
+                return near, listener.accept()[0]
+
+        self.near, self.far = inside(pid, connect)
+
+    def run(self, exchanges: int = EXCHANGES) -> None:
+        for _ in range(exchanges):
+            self.near.sendall(b"x" * 500)
+            self.far.recv(1000)
+            self.far.sendall(b"y")
+            self.near.recv(10)
+
+    def close(self) -> None:
+        self.near.close()
+        self.far.close()
+
+
+def scope(sandbox: Sandbox, **other: object) -> rtt.Scope:
+    def own() -> int:
+        with socket.socket() as probe:
+            return int.from_bytes(probe.getsockopt(socket.SOL_SOCKET, 71, 8), "little")
+
+    # The connections are made by this process, whose cgroup is the one that counts.
+    return rtt.Scope(
+        netns=os.stat(f"/proc/{sandbox.init}/ns/net").st_ino,
+        netns_cookie=inside(sandbox.init, own),
+        cgroups=own_cgroup(),
+        **other,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(params=["tcp_ack_update_rtt", "tcp_probe", "sock_ops"])
+def probe(
+    request: pytest.FixtureRequest, load: loader.Loader, sandbox: Sandbox
+) -> Iterator[rtt.KernelProbe]:
+    candidates = rtt.candidates(scope(sandbox), hook=request.param)
+    if not candidates:
+        pytest.skip("no cgroup v2 is mounted")
+    [result] = load.load(candidates)
+    if isinstance(result, loader.Refused):
+        pytest.skip(f"not on this kernel: {result.detail}")
+    made = rtt.KernelProbe(result, idle_reads=3)
+    yield made
+    made.close()
+
+
+def total(grown: list[tuple[bytes, int]]) -> rtt.Samples:
+    return rtt.Samples.unpack(sum(growth for _, growth in grown))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_exchange_is_a_sample_of_its_connection(
+    probe: rtt.KernelProbe, sandbox: Sandbox, family: str
+) -> None:
+    talk = Talk(sandbox.init, family)
+    talk.run()
+    grown = probe.read()
+    diag = inside(sandbox.init, SockDiag)
+    keys = {sock.key for sock in diag.sockets() if sock.state != LISTEN}
+    diag.close()
+    assert {key for key, _ in grown} == keys
+    for key, growth in grown:
+        samples = rtt.Samples.unpack(growth)
+        # The last sample may wait for the next segment; the handshake may give one more.
+        assert EXCHANGES - 3 <= samples.count <= EXCHANGES + 2
+        assert sum(samples.slots) == samples.count
+        edges = (0, *rtt.SLOT_EDGES_US)
+        assert samples.sum_us >= sum(
+            count * edge for count, edge in zip(samples.slots, edges, strict=True)
+        )
+        assert samples.sum_us <= sum(
+            count * edge
+            for count, edge in zip(samples.slots, (*rtt.SLOT_EDGES_US, 1 << 32), strict=True)
+        )
+        assert rtt.peer(key) == ("::1" if family == "IPv6" else "127.0.0.1")
+    assert {rtt.local_port(key) for key in keys} == {
+        talk.near.getsockname()[1],
+        talk.far.getsockname()[1],
+    }
+    assert probe.raw()
+    assert probe.read() == []
+    talk.close()
+
+
+def test_another_namespace_is_not_seen(
+    probe: rtt.KernelProbe, sandbox: Sandbox, other: Sandbox
+) -> None:
+    elsewhere = Talk(other.init)
+    elsewhere.run()
+    elsewhere.close()
+    assert probe.read() == []
+
+
+def test_an_idle_connection_leaves_the_map_and_comes_back(
+    probe: rtt.KernelProbe, sandbox: Sandbox
+) -> None:
+    talk = Talk(sandbox.init)
+    talk.run()
+    before = total(probe.read()).count
+    for _ in range(8):
+        assert probe.read() == []
+    assert list(probe._cells.items()) == []
+    time.sleep(2.1)  # by now a sample of before is stale
+    talk.run()
+    after = total(probe.read()).count
+    assert abs(after - before) <= 3
+    talk.close()
+
+
+def test_of_the_nodes_own_network_only_the_pods_ports_count(
+    load: loader.Loader, sandbox: Sandbox
+) -> None:
+    [loaded] = load.load(rtt.candidates(scope(sandbox, host_network=True), hook="tcp_probe"))
+    assert isinstance(loaded, loader.Loaded)
+    probe = rtt.KernelProbe(loaded)
+    ours, theirs = Talk(sandbox.init), Talk(sandbox.init)
+    port, later = ours.near.getsockname()[1], theirs.near.getsockname()[1]
+    probe.own_ports([port])
+    for talk in (ours, theirs):
+        talk.run()
+    assert {rtt.local_port(key) for key, _ in probe.read()} == {port}
+    probe.own_ports([later])
+    for talk in (ours, theirs):
+        talk.run()
+    assert {rtt.local_port(key) for key, _ in probe.read()} == {later}
+    for talk in (ours, theirs):
+        talk.close()
+    probe.close()
+
+
+def test_connections_from_before_the_attach_are_seen(load: loader.Loader, sandbox: Sandbox) -> None:
+    talk = Talk(sandbox.init)
+    talk.run()
+    [loaded] = load.load(rtt.candidates(scope(sandbox), hook="tcp_probe"))
+    assert isinstance(loaded, loader.Loaded)
+    probe = rtt.KernelProbe(loaded)
+    talk.run()
+    assert total(probe.read()).count >= 2 * EXCHANGES - 6
+    talk.close()
+    probe.close()
+
+
+def test_candidates_keep_the_order_and_the_choice() -> None:
+    everywhere = rtt.Scope(1, 1, ("/sys/fs/cgroup",))
+    names = [candidate.name for candidate in rtt.candidates(everywhere)]
+    assert names == [
+        "fentry:tcp_rtt_estimator",
+        "kprobe:tcp_rtt_estimator",
+        "fentry:tcp_ack_update_rtt",
+        "kprobe:tcp_ack_update_rtt",
+        "tcp_probe",
+        "sock_ops",
+    ]
+    after = [c.name for c in rtt.candidates(everywhere, after="tcp_ack_update_rtt")]
+    assert after == ["tcp_probe", "sock_ops"]
+    assert [c.name for c in rtt.candidates(everywhere, hook="sock_ops")] == ["sock_ops"]
+    assert rtt.candidates(everywhere, hook="tcp_info") == []
+    assert rtt.candidates(rtt.Scope(1), hook="sock_ops") == []
+
+
+@given(st.integers(0, 1 << 32))
+def test_a_packed_sample(us: int) -> None:
+    samples = rtt.Samples.unpack(rtt.pack(us))
+    assert (samples.count, samples.sum_us, sum(samples.slots)) == (1, us, 1)
+    slot = samples.slots.index(1)
+    assert slot == len(rtt.SLOT_EDGES_US) or us < rtt.SLOT_EDGES_US[slot]
+    assert slot == 0 or us >= rtt.SLOT_EDGES_US[slot - 1]
+
+
+def test_polling_counts_when_data_was_acknowledged() -> None:
+    rounds = [
+        [(b"a", 100, 5), (b"b", 0, 9)],
+        [(b"a", 100, 5), (b"b", 70, 10)],
+        [(b"a", 300, 6)],
+        [],
+    ]
+    turn = iter(rounds)
+    probe = rtt.PollingProbe(lambda: next(turn))
+    seen = [
+        [(key, rtt.Samples.unpack(growth).sum_us) for key, growth in probe.read()] for _ in rounds
+    ]
+    assert seen == [[(b"a", 100)], [(b"b", 70)], [(b"a", 300)], []]
+    assert not probe.raw()
+
+
+class Later(loader.Loader):
+    """Finds nothing before `sock_ops`, as on a kernel without the other hooks."""
+
+    def load(self, *groups: object) -> list[loader.Loaded | loader.Refused]:
+        [group] = groups
+        left = [c for c in group if c.name == "sock_ops"]  # type: ignore[attr-defined]
+        return super().load(left) if left else [loader.Refused(loader.Reason.UNSUPPORTED, "none")]
+
+
+def finished(selection: HookSelection) -> rtt.RttProbe | None:
+    for thread in threading.enumerate():
+        if thread.name == "rtt-loader":
+            thread.join()
+    return selection.probe()
+
+
+def test_a_hook_that_delivers_nothing_gives_way(load: loader.Loader, sandbox: Sandbox) -> None:
+    if not own_cgroup():
+        pytest.skip("no cgroup v2 is mounted")
+    sent = 0
+
+    def snapshot() -> SocketSnapshot:
+        ranks = {"0": RankSockets(totals=(0, sent, 0, 0, 0, 0, 0, 0))}
+        return SocketSnapshot(send_queue=0, ranks=ranks, rank_of={}, info_length=224)
+
+    selection = HookSelection(Later(), hook="auto", cgroups=own_cgroup, snapshot=snapshot)
+    selection.probe()
+    probe = finished(selection)
+    assert probe is not None
+    assert probe.hook == "sock_ops"
+    for _ in range(5 * SILENT_DUMPS):  # no traffic: silence is right
+        selection.watch(delivered=False)
+    assert selection.probe() is probe
+    for _ in range(SILENT_DUMPS + 1):
+        sent += 1000
+        selection.watch(delivered=False)
+    assert selection.probe() is probe or selection.probe().hook == "tcp_info"  # type: ignore[union-attr]
+    polling = finished(selection)
+    assert polling is not None
+    assert polling.hook == "tcp_info"
+    assert selection.passed_over["sock_ops"].reason == loader.Reason.SILENT
+    selection.close()
+
+
+def test_containers_that_come_later_get_their_hook(load: loader.Loader) -> None:
+    if not own_cgroup():
+        pytest.skip("no cgroup v2 is mounted")
+    now, visible = 0.0, tuple[str, ...]()
+    empty = SocketSnapshot(send_queue=0, ranks={}, rank_of={}, info_length=224)
+    selection = HookSelection(
+        Later(),
+        hook="auto",
+        cgroups=lambda: visible,
+        snapshot=lambda: empty,
+        clock=lambda: now,
+    )
+    selection.probe()
+    probe = finished(selection)
+    assert probe is not None
+    assert probe.hook == "tcp_info"
+    visible = own_cgroup()
+    now = 30.0
+    assert selection.probe() is probe  # at work while the other is loaded
+    probe = finished(selection)
+    assert probe is not None
+    assert probe.hook == "sock_ops"
+    selection.close()
+
+
+def test_lanes_of_samples_do_not_touch() -> None:
+    add: Callable[[int], int] = rtt.pack
+    vector = sum(add(us) for us in (10, 10, 40, 5_000_000))
+    samples = rtt.Samples.unpack(vector)
+    assert (samples.count, samples.slots[0], samples.slots[1], samples.slots[-1]) == (4, 2, 1, 1)
+    assert lanes.first(vector) == 4
