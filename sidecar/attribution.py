@@ -92,10 +92,10 @@ def attribute(processes: Iterable[Process], config: Config, *, own_container: st
 
 
 def _watched(table: Mapping[int, Process], own_container: str) -> set[int]:
-    others = _containers_processes(table, own_container)
-    if others and not any(table[pid].environ_readable for pid in others):
-        return others
     said = {pid for pid, process in table.items() if process.watch}
+    others = _containers_processes(table, own_container)
+    if others and not said and not any(table[pid].environ_readable for pid in others):
+        return others
     # sshd, srun and others start ranks with a clean environment: what runs below a watched
     # process, or in a watched container, is watched unless it says otherwise.
     containers = {table[pid].container for pid in said} - {own_container, ""}
