@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from sidecar import agent
-from sidecar.config import Config, from_environment
+from sidecar.config import RTT_HOOKS, Config, from_environment
+from webhook.config import RTT_HOOKS as WEBHOOK_RTT_HOOKS
 
 FIELDS = {
     "spec.nodeName": "gpu-node-7.example",
@@ -107,3 +108,7 @@ def test_a_host_network_pod_publishes_its_port() -> None:
     published = pod["metadata"]["annotations"]["kitty.k10s.dev/port"]
     assert config_of(pod).port == int(published)
     assert 19100 <= int(published) <= 20123
+
+
+def test_the_hooks_of_the_configuration_are_the_sidecars() -> None:
+    assert RTT_HOOKS == WEBHOOK_RTT_HOOKS

@@ -33,7 +33,20 @@ DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 MAX_JOB = 253
 _CPU_FLOOR = parse_quantity("10m")
 _MEMORY_FLOOR = parse_quantity("64Mi")
-_IMAGE = re.compile(r"[a-zA-Z0-9][\w.:/@+-]{0,511}")
+# The grammar that kubelets hold an image to: one outside it never starts, and with a native
+# sidecar neither does the training container.
+# https://github.com/distribution/reference/blob/main/reference.go
+_HOST = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_DOMAIN = (
+    rf"(?:{_HOST}(?:\.{_HOST})+(?::\d{{1,5}})?|{_HOST}:\d{{1,5}}|\[[0-9a-fA-F:]+\](?::\d{{1,5}})?)"
+)
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_DIGEST = r"(?:sha256:[0-9a-f]{64}|sha384:[0-9a-f]{96}|sha512:[0-9a-f]{128})"
+_IMAGE = re.compile(
+    rf"(?P<name>(?:{_DOMAIN}/)?{_COMPONENT}(?:/{_COMPONENT})*)(?::\w[\w.-]{{0,127}})?(?:@{_DIGEST})?",
+    re.ASCII,
+)
+_MAX_IMAGE, _MAX_IMAGE_NAME = 512, 255
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _COLLECTOR = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -88,7 +101,8 @@ def _quantity(allowed: str, floor: Any) -> Field:
 
 
 def _image(text: str) -> str:
-    if not _IMAGE.fullmatch(text):
+    match = _IMAGE.fullmatch(text) if len(text) <= _MAX_IMAGE else None
+    if not match or len(match["name"]) > _MAX_IMAGE_NAME:
         raise BadValueError
     return text
 
@@ -114,7 +128,7 @@ FIELDS: Mapping[str, Field] = {
     "containers": Field("container names, comma separated", _names(_NAME)),
     "profile": Field("privileged, capabilities, unprivileged", _profile),
     "native-sidecar": _one_of("auto", "true", "false"),
-    "image": Field("an image reference", _image),
+    "image": Field("an image such as registry.example/kitty:1.0", _image),
     "cpu-request": _quantity("a CPU quantity above 0", None),
     # Below these a runtime refuses to start the container, or the agent is killed while it
     # starts: with a native sidecar the training container would then not start either.

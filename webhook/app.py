@@ -31,12 +31,17 @@ def _body(stream: IO[bytes]) -> bytes:
     What is too much is read and dropped, up to a bound: a client that is still writing would see
     a reset instead of the answer.
     """
-    body = stream.read(MAX_BODY + 1)
-    if len(body) <= MAX_BODY:
-        return body
-    dropped = 0
-    while dropped < MAX_DROPPED and (piece := stream.read(65536)):
-        dropped += len(piece)
+    try:
+        body = stream.read(MAX_BODY + 1)
+        if len(body) <= MAX_BODY:
+            return body
+        dropped = 0
+        while dropped < MAX_DROPPED and (piece := stream.read(65536)):
+            dropped += len(piece)
+    except Exception as error:
+        # Cut off, stalled or misframed: the client's doing, whatever gunicorn calls it.
+        log.info("a request's body could not be read: %s", str(error) or type(error).__name__)
+        raise BadReviewError("the body could not be read") from error
     raise RequestEntityTooLarge(f"the body exceeds {MAX_BODY} bytes")
 
 

@@ -375,8 +375,9 @@ def _status(pod: Pod) -> JsonObject:
 
 
 def _sidecar_of(pod: Pod, subject: str, *, wanted: bool) -> Iterator[Finding]:
-    there = any(c.name == SIDECAR for c in (*pod.init_containers, *pod.containers))
     status = _status(pod)
+    # A container of that name may be the user's own: the status then says that it was skipped.
+    there = _has_sidecar(pod.raw) and not status.get("skipped")
     if there and status.get("version") not in (None, __version__):
         message = f"sidecar of version {status['version']}, this is {__version__}"
         yield Finding(Severity.NOTE, "pods", subject, message)
@@ -391,15 +392,15 @@ def _note_ports(pod: Pod, subject: str, ports: dict[tuple[str, int], list[str]])
     node = pod.spec.get("nodeName")
     if not isinstance(node, str):
         return
-    taken = set()
-    for container in (*pod.containers, *pod.init_containers):
-        for port in container.raw.get("ports") or []:
-            taken.add(port.get("hostPort"))
+    claimed = [
+        port.get("hostPort")
+        for container in (*pod.containers, *pod.init_containers)
+        for port in container.raw.get("ports") or []
+    ]
     if pod.host_network:
-        taken.add(_status(pod).get("port"))
-    for number in taken:
-        if isinstance(number, int) and number:
-            ports[node, number].append(subject)
+        claimed.append(_status(pod).get("port"))
+    for number in {n for n in claimed if isinstance(n, int) and n}:
+        ports[node, number].append(subject)
 
 
 def _collisions(ports: dict[tuple[str, int], list[str]]) -> Iterator[Finding]:

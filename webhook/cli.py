@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when done, 1 when it failed, 2 when it was asked the wrong way.
     """
     arguments = _parser().parse_args(argv)
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has left; the interpreter must not stumble over it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return status
+
+
+def _run(arguments: argparse.Namespace) -> int:
     try:
         config = load_config(arguments.config)
     except ConfigError as error:
@@ -133,10 +145,10 @@ def _inject_flags(inject: argparse.ArgumentParser) -> None:
 
 
 def _version(text: str) -> tuple[int, int]:
-    major, _, minor = text.removeprefix("v").partition(".")
-    if not (major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a version such as 1.29")
-    return int(major), int(minor)
+    match = re.fullmatch(r"v?(\d{1,4})\.(\d{1,4})(?:[.+-][\w.+-]*)?", text, re.ASCII)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a version such as 1.29 or v1.31.2")
+    return int(match[1]), int(match[2])
 
 
 def _check_flags(check: argparse.ArgumentParser) -> None:
@@ -158,7 +170,7 @@ def _check_flags(check: argparse.ArgumentParser) -> None:
 
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and int(port) <= 65535):
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT with a port of 0-65535")
     return text
 

@@ -63,7 +63,7 @@ class Cluster:
                 config.load_kube_config(  # type: ignore[no-untyped-call] # theirs
                     config_file=kubeconfig, context=context, client_configuration=configuration
                 )
-        except (config.ConfigException, OSError, ValueError) as error:
+        except Exception as error:  # the client's own reader stumbles in many ways over rubbish
             raise ClusterError(0, f"no usable kubeconfig: {error}") from error
         return cls(client.ApiClient(configuration))
 

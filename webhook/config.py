@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ from webhook.quantities import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+
+RTT_HOOKS = ("auto", "tcp_rtt_estimator", "tcp_ack_update_rtt", "tcp_probe", "sock_ops", "tcp_info")
+"""What the sidecar knows by these names."""
 
 
 class ConfigError(Exception):
@@ -82,7 +87,9 @@ def _text(value: Any) -> str:
 
 
 def _strings(value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+    if not isinstance(value, list):
+        raise BadValueError
+    if not all(isinstance(item, str) and item and "\0" not in item for item in value):
         raise BadValueError
     return value
 
@@ -103,17 +110,26 @@ def _level(value: Any) -> Level:
 
 
 def _absolute(value: Any) -> str:
+    """A path that the API takes for a mount, and a runtime can mount over."""
     path = _text(value)
-    if not path.startswith("/") or ".." in path.split("/"):
+    usable = path.isprintable() and ":" not in path and ".." not in path.split("/")
+    if not path.startswith("/") or not path.strip("/") or not usable:
         raise BadValueError
     return path
 
 
-def _word(value: Any) -> str:
-    text = _text(value)
-    if not text or not text.isprintable() or " " in text:
+def _ip(value: Any) -> str:
+    try:
+        return str(ipaddress.ip_address(_text(value)))
+    except ValueError as error:
+        raise BadValueError from error
+
+
+def _hook(value: Any) -> str:
+    hook = _text(value)
+    if hook not in RTT_HOOKS:
         raise BadValueError
-    return text
+    return hook
 
 
 def _reader(name: str) -> Callable[[Any], Any]:
@@ -144,9 +160,9 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
         "a list of extended resource names",
         lambda value: frozenset(_strings(value)),
     ),
-    "driver-root": ("an absolute path", _absolute),
-    "rtt-hook": ("auto or a hook's name", _word),
-    "bind": ("an IP address", _word),
+    "driver-root": ("an absolute path other than /, without a colon", _absolute),
+    "rtt-hook": (", ".join(RTT_HOOKS), _hook),
+    "bind": ("an IP address", _ip),
 }
 
 

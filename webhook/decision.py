@@ -30,6 +30,9 @@ HOST_PORTS = range(19100, 20124)
 MAX_WARNING = 120
 NATIVE_SINCE = (1, 28)
 """Before it a server drops the restartPolicy of an init container, which then never ends."""
+ANNOTATIONS_LIMIT = 256 * 1024
+"""Bytes of keys and values together: a pod with more is refused."""
+_OWN_ANNOTATIONS = 2048
 AUTO_NATIVE_SINCE = (1, 29)
 """From here on native sidecars are on unless someone turned them off."""
 
@@ -49,6 +52,7 @@ class Skip(StrEnum):
     OWN_PROCESS_NAMESPACES = "share-process-namespace-false"
     WATCH_DECLINED = "watch-declined"
     NO_PORT = "no-port-free"
+    NO_ROOM = "annotations-full"
     INTERNAL = "internal-error"
 
     @property
@@ -75,6 +79,7 @@ _SAYS: Mapping[Skip, str] = {
     Skip.OWN_PROCESS_NAMESPACES: "the pod sets shareProcessNamespace: false",
     Skip.WATCH_DECLINED: f"the containers set {WATCH} to something else than 1",
     Skip.NO_PORT: "no port is left for the sidecar",
+    Skip.NO_ROOM: "with more annotations the pod would exceed the API's 256 KiB",
     Skip.INTERNAL: "the webhook failed on this pod; see its log",
 }
 
@@ -95,6 +100,8 @@ class Origin:
     name: str = ""
     fallback_job: str = ""
 
+
+_OS_LABELS = ("kubernetes.io/os", "beta.kubernetes.io/os")
 
 Version = tuple[int, int]
 """Major and minor of a Kubernetes version."""
@@ -206,6 +213,8 @@ def decide(
     watched = [c for c, entry in marked if not _declines(entry)]
     if not watched:
         return skip(Skip.WATCH_DECLINED)
+    if annotations_room(pod) < _OWN_ANNOTATIONS + sum(6 * len(c.name) + 3 for c in watched):
+        return skip(Skip.NO_ROOM)
     port = _port(pod, settings, config, origin)
     if port is None:
         return skip(Skip.NO_PORT)
@@ -214,7 +223,7 @@ def decide(
         watched,
         annotated=settings.get("job"),
         name=_own_name(pod, origin),
-        fallback=origin.fallback_job or _own_name(pod, origin) or origin.namespace or "unknown",
+        fallback=origin.fallback_job or _own_name(pod, origin) or origin.namespace,
     )
     plan = Plan(
         watched=tuple(watched),
@@ -232,22 +241,28 @@ def decide(
         job=member.job,
         rank=member.rank,
         collectors=settings.get("collectors") or config.collectors,
-        gpu=any(_may_have_nvidia(c) for c in pod.containers),
+        gpu=any(map(_may_have_nvidia, (*pod.containers, *_native_sidecars(pod)))),
         restart_policy=pod.restart_policy,
     )
     return Decision(plan, tuple(notes))
 
 
 class _Settings:
-    """The pod's annotations, read; a bad value is noted once and then as if it were absent."""
+    """The pod's annotations, read; what is bad or unknown is noted once and then as if absent."""
 
     def __init__(self, annotations: Mapping[str, str], notes: list[str]) -> None:
         self._values: dict[str, Any] = {}
         self._notes = notes
         for key, given in annotations.items():
+            if not key.startswith(keys.PREFIX) or key == keys.STATUS:
+                continue
             name = key.removeprefix(keys.PREFIX)
-            if name is not key and (field := FIELDS.get(name)):
+            if field := FIELDS.get(name):
                 self._read(name, field, given)
+            elif key in (keys.INJECT_LABEL, keys.INJECTED_LABEL):
+                self.note(f"annotation {name} ignored: it is a label")
+            else:
+                self.note(f"annotation {shown(name)} ignored: there is none of that name")
 
     def _read(self, name: str, field: Field, given: str) -> None:
         try:
@@ -267,6 +282,12 @@ def shown(value: str) -> str:
     return '"' + (value if len(value) <= 24 else value[:21] + "...") + '"'
 
 
+def annotations_room(pod: Pod) -> int:
+    """Bytes that the API still allows the pod's annotations; negative where they are too many."""
+    parts = chain(pod.annotations.keys(), pod.annotations.values())
+    return ANNOTATIONS_LIMIT - sum(len(p.encode("utf-8", "surrogatepass")) for p in parts)
+
+
 def _reason_to_skip(pod: Pod) -> Skip | None:
     if pod.labels.get(keys.INJECT_LABEL) == "false":
         return Skip.OPTED_OUT
@@ -282,15 +303,42 @@ def _reason_to_skip(pod: Pod) -> Skip | None:
 
 
 def _is_windows(pod: Pod) -> bool:
-    if obj(pod.spec.get("os"), "/spec/os").get("name") == "windows":
-        return True
+    """As the pod says it: by name, by where it may run, or by options that only Windows has."""
+    system = obj(pod.spec.get("os"), "/spec/os").get("name")
+    if system:
+        return bool(system == "windows")
     selector = obj(pod.spec.get("nodeSelector"), "/spec/nodeSelector")
-    return "windows" in (selector.get("kubernetes.io/os"), selector.get("beta.kubernetes.io/os"))
+    if named := [selector[key] for key in _OS_LABELS if key in selector]:
+        return "windows" in named
+    contexts = [pod.security_context(), *(c.security_context() for c in pod.containers)]
+    return any(context.get("windowsOptions") for context in contexts) or _only_windows_nodes(pod)
+
+
+def _only_windows_nodes(pod: Pod) -> bool:
+    node: Any = pod.spec
+    where = "/spec"
+    for key in ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
+        where = f"{where}/{key}"
+        node = obj(node.get(key), where)
+    terms = items(node.get("nodeSelectorTerms"), f"{where}/nodeSelectorTerms")
+    return bool(terms) and all(
+        any(
+            e.get("key") in _OS_LABELS
+            and e.get("operator") == "In"
+            and e.get("values") == ["windows"]
+            for e in items(term.get("matchExpressions"), f"{where}/matchExpressions")
+        )
+        for term in terms
+    )
 
 
 def _sidecar(pod: Pod) -> Container | None:
     everywhere = (*pod.init_containers, *pod.containers)
     return next((c for c in everywhere if c.name == SIDECAR), None)
+
+
+def _native_sidecars(pod: Pod) -> list[Container]:
+    return [c for c in pod.init_containers if c.raw.get("restartPolicy") == "Always"]
 
 
 def _already_there(found: Container) -> Decision:
@@ -325,7 +373,11 @@ def _watched(pod: Pod, settings: _Settings, config: Config) -> list[Container]:
 
 
 def _declines(entry: Mapping[str, Any] | None) -> bool:
-    return entry is not None and not entry.get("valueFrom") and entry.get("value") != "1"
+    """A value that refers to another variable is known in the container only, like valueFrom."""
+    if entry is None or entry.get("valueFrom"):
+        return False
+    value = entry.get("value")
+    return value != "1" and "$(" not in text(value)
 
 
 def _extended_resources(container: Container) -> list[str]:
@@ -363,7 +415,8 @@ def _identity(pod: Pod, container: Container) -> Identity:
     own, of_pod = container.security_context(), pod.security_context()
 
     def number(key: str) -> int | None:
-        value = own.get(key, of_pod.get(key))
+        value = own.get(key)
+        value = of_pod.get(key) if value is None else value
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     return Identity(number("runAsUser"), number("runAsGroup"))
@@ -381,12 +434,13 @@ def _native(settings: _Settings, config: Config, oldest: Version | None) -> bool
 
 
 def _taken_ports(pod: Pod) -> set[int]:
-    taken = set()
+    taken: set[int] = set()
     for container in (*pod.containers, *pod.init_containers):
         for port in items(container.raw.get("ports"), f"{container.path}/ports"):
-            if port.get("protocol") in (None, "TCP"):
-                taken |= {port.get("containerPort"), port.get("hostPort")}
-    return {port for port in taken if isinstance(port, int)}
+            if port.get("protocol") in (None, "", "TCP"):
+                numbers = (port.get("containerPort"), port.get("hostPort"))
+                taken |= {n for n in numbers if isinstance(n, int)}
+    return taken
 
 
 def _port(pod: Pod, settings: _Settings, config: Config, origin: Origin) -> int | None:

@@ -52,10 +52,10 @@ class Glance:
             if response.status != http.HTTPStatus.OK:
                 return None
             entries = json.loads(body).get("webhooks") or []
-        except (OSError, ValueError, http.client.HTTPException):
+            return tuple(str(entry["clientConfig"].get("caBundle") or "") for entry in entries)
+        except (OSError, ValueError, LookupError, AttributeError, http.client.HTTPException):
             self.close()
             return None
-        return tuple((entry.get("clientConfig") or {}).get("caBundle") or "" for entry in entries)
 
     def close(self) -> None:
         """Closes the connection; the next look opens another."""

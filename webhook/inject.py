@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,23 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+_AMBIGUOUS = re.compile(r"[-+.]?[0-9.][0-9a-zA-Z_.:+-]*|[yYnN]|=|<<")
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML as Kubernetes reads it: what looks like a number or a truth there is quoted.
+
+    PyYAML leaves ``1e3``, ``0o14`` and ``y`` plain, which kubectl then takes for no text.
+    """
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = "'" if _AMBIGUOUS.fullmatch(text) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def pods_in(document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -107,13 +125,21 @@ def inject_files(paths: list[str], target: Target) -> int:
             return 1
     for document in documents:
         _inject_document(document, target)
-    yaml.safe_dump_all(documents, sys.stdout, sort_keys=False, allow_unicode=True)
+    yaml.dump_all(documents, sys.stdout, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return 0
 
 
 def _plain(document: Any) -> Any:
-    """The document as JSON would hold it: an anchor's aliases become copies of their own."""
-    return json.loads(json.dumps(document, default=str))
+    """The document as JSON would hold it: an anchor's aliases become copies of their own.
+
+    Raises:
+        ValueError: It holds what JSON does not, such as YAML's sets and binaries.
+    """
+    return json.loads(json.dumps(document, default=_refuse))
+
+
+def _refuse(value: Any) -> Any:
+    raise ValueError(f"a value of type {type(value).__name__} has no place in a manifest")
 
 
 def _read(path: str) -> str:

@@ -19,6 +19,8 @@ VOLCANO = "volcano.sh/"
 RAY = "ray.io/"
 LWS = "leaderworkerset.sigs.k8s.io/"
 POD_INDEX = "apps.kubernetes.io/pod-index"
+UNKNOWN = "unknown"
+"""The job of a pod that nothing names."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,9 @@ def _kubeflow_rank(facts: Facts) -> str:
     )
     if kind == "master":
         return "0"
-    if kind == "worker" and index.isdigit() and "-master-" in facts.literal("MASTER_ADDR"):
-        return str(int(index) + 1)
+    place = _rank(index)
+    if kind == "worker" and place is not None and "-master-" in facts.literal("MASTER_ADDR"):
+        return str(place + 1)
     return ""
 
 
@@ -178,8 +181,14 @@ def membership(
     owner = _owner(pod)
     facts = Facts({**pod.annotations, **pod.labels}, name, owner, watched)
     job, rank = next(((j, c.rank) for c in CONTROLLERS if (j := c.job(facts))), ("", _untold))
-    job = annotated or facts.literal("JOB_NAME") or job or owner[1] or fallback
-    return Membership(job[:MAX_JOB], _rank(rank(facts)))
+    names = (annotated or "", facts.literal("JOB_NAME"), job, owner[1], fallback)
+    return Membership(next(filter(None, map(_usable, names)), UNKNOWN), _rank(rank(facts)))
+
+
+def _usable(name: str) -> str:
+    """What the ``job`` annotation may hold; owners' names are not validated by the API server."""
+    name = name.strip()[:MAX_JOB].strip()
+    return name if name.isprintable() else ""
 
 
 def _owner(pod: Pod) -> tuple[str, str]:

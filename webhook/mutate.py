@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from webhook import __version__
 from webhook import annotations as keys
 from webhook.container import driver_volume, needs_driver_volume, sidecar
-from webhook.decision import WATCH, Decision, Plan, Restore, Skip
+from webhook.decision import WATCH, Decision, Plan, Restore, Skip, annotations_room
 from webhook.patch import Operation, add, pointer
 from webhook.pod import Pod, items, text
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from webhook.config import Config
 
 _DRIVER_VOLUME = "kitty-driver"
+_NOTE = 256
+"""More bytes than a status with a reason takes."""
 
 
 def operations(pod: Pod, decision: Decision, config: Config) -> list[Operation]:
@@ -64,6 +66,8 @@ def status(decision: Decision) -> dict[str, Any]:
 
 
 def _note(pod: Pod, reason: Skip) -> list[Operation]:
+    if annotations_room(pod) < _NOTE:
+        return []
     wanted = {keys.STATUS: _compact(status(Decision(reason)))}
     return _set_all(pod, "annotations", pod.annotations, wanted)
 

@@ -109,7 +109,8 @@ class Pod:
         Raises:
             UnreadablePodError: One of them is misshapen.
         """
-        raw = obj(raw, "the object")
+        if not isinstance(raw, dict):
+            raise UnreadablePodError("the object is no object")
         metadata = obj(raw.get("metadata"), "/metadata")
         spec = obj(raw.get("spec"), "/spec")
         return cls(

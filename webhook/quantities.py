@@ -8,7 +8,8 @@ from decimal import Decimal
 
 _QUANTITY = re.compile(
     r"([+-]?(?:\d{1,24}(?:\.\d{0,24})?|\.\d{1,24}))"
-    r"(?:(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)|[eE]([+-]?\d{1,2}))?"
+    r"(?:(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)|[eE]([+-]?\d{1,2}))?",
+    re.ASCII,  # no API server reads other scripts' digits
 )
 _SUFFIX = {
     **{unit + "i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", start=1)},

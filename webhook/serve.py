@@ -98,6 +98,9 @@ class _Server(BaseApplication):  # type: ignore[misc] # gunicorn ships no types
             "graceful_timeout": 20,
             "worker_tmp_dir": "/dev/shm" if os.access("/dev/shm", os.W_OK) else None,  # noqa: S108 -- gunicorn's heartbeat file must not block on a disk
             "control_socket_disable": True,
+            # No proxy stands in front of it: nobody's headers say who or where it is.
+            "forwarded_allow_ips": "",
+            "forwarder_headers": "",
             "certfile": self._certificate,
             "keyfile": self._serving.key or self._own,
             "ssl_context": lambda _config, _default: self._tls.current(),

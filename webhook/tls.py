@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import ssl
 import threading
+import time
 
 log = logging.getLogger("kitty.webhook")
 
-STALLED = 5.0
-"""Seconds after which a client that stopped in the middle of a request loses its thread."""
+STALLED = 3.0
+"""Seconds that a client has for its handshake, and for each request, before it loses its thread."""
 
 Stamp = tuple[tuple[int, int, int], ...]
 
 
 class _BoundedSocket(ssl.SSLSocket):
-    """A socket that never blocks for ever.
+    """A socket that never blocks for ever, and never for long in all.
 
-    SO_RCVTIMEO would not do: a blocking SSLSocket tries again when it strikes.
+    SO_RCVTIMEO would not do: a blocking SSLSocket tries again when it strikes. A timeout of each
+    read alone would not either: a client that sends a byte now and then never meets it.
     """
+
+    _deadline = math.inf
 
     def settimeout(self, value: float | None) -> None:
         super().settimeout(STALLED if value is None else value)
 
     def setblocking(self, flag: bool) -> None:
+        """The worker calls it as it begins to serve the connection: the clock starts."""
+        self._deadline = time.monotonic() + STALLED if flag else math.inf
         self.settimeout(STALLED if flag else 0.0)
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """Receives what is there by the deadline.
+
+        Raises:
+            TimeoutError: There was nothing.
+        """
+        if self._deadline == math.inf:
+            return super().recv(buflen, flags)
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request took too long to arrive")
+        self.settimeout(left)
+        try:
+            return super().recv(buflen, flags)
+        finally:
+            self.settimeout(STALLED)
 
 
 class ReloadingContext:
@@ -72,6 +96,7 @@ class ReloadingContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.sslsocket_class = _BoundedSocket
-        context.load_cert_chain(self._certificate, self._key)
+        # Without a password OpenSSL would ask for one on the terminal and wait.
+        context.load_cert_chain(self._certificate, self._key, password="")
         self._context, self._stamp = context, stamp
         return context

@@ -251,13 +251,13 @@ def in_child(task: Task) -> Report:
             check=True,
         )
         raw = json.loads(done.stdout)
+        raw["oldest"] = tuple(raw["oldest"]) if raw["oldest"] else None
+        return Report(**raw)
     except subprocess.CalledProcessError as error:
         last = error.stderr.strip().splitlines()[-1:] or ["no message"]
         raise RuntimeError(f"upkeep failed: {last[0]}") from error
-    except (subprocess.TimeoutExpired, OSError, ValueError) as error:
+    except (subprocess.TimeoutExpired, OSError, ValueError, TypeError, KeyError) as error:
         raise RuntimeError(f"upkeep failed: {error}") from error
-    raw["oldest"] = tuple(raw["oldest"]) if raw["oldest"] else None
-    return Report(**raw)
 
 
 class Upkeep:
@@ -308,7 +308,13 @@ class Upkeep:
 
     def _loop(self) -> None:
         while True:
-            self.rest(self.once())
+            try:
+                wait = self.once()
+            except Exception:
+                # The thread is all that renews the certificate: it outlives what it meets.
+                log.exception("upkeep failed")
+                wait = INTERVAL
+            self.rest(wait)
 
     def rest(self, seconds: float) -> None:
         """Waits, but only until a caBundle is no longer what it was: it is put back in seconds."""
@@ -345,10 +351,13 @@ class Upkeep:
             report = self._run(task)
         except RuntimeError as error:
             report = Report(errors=[str(error)])
+        if report.pem and self._pem:
+            try:
+                write_atomically(self._pem, report.pem.encode())
+            except OSError as error:
+                report.errors.append(f"the certificate cannot be written: {error}")
         for line in report.errors:
             log.warning("upkeep: %s", line)
-        if report.pem and self._pem:
-            write_atomically(self._pem, report.pem.encode())
         if report.patched:
             log.info("the webhook configuration's caBundle was put in place")
         if report.oldest:

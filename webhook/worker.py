@@ -43,6 +43,20 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
             partial(self.on_pending_socket_readable, connection),
         )
 
+    def wait_for_and_dispatch_events(self, timeout: float) -> None:
+        """Serves what happened; at the limit the longest silent connection makes room.
+
+        The stock worker stops accepting instead, and idle clients would lock out the API server.
+        It is closed after the events, none of which can be its own any more.
+        """
+        super().wait_for_and_dispatch_events(timeout)
+        waiting = self.pending_conns or self.keepalived_conns
+        if self.nr_conns >= self.worker_connections and waiting:
+            silent = waiting.popleft()
+            self.poller.unregister(silent.sock)
+            self.nr_conns -= 1
+            silent.close()
+
     def handle(self, conn: Any) -> Any:
         """Handles what arrived: a handshake, after which the poller waits again, or a request."""
         if not conn.initialized:

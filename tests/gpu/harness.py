@@ -23,6 +23,8 @@ SHIPPED = [str(Path(sys.executable).parent / "kitty-sidecar")]
 QUICK = [sys.executable, str(Path(__file__).parent / "quick_agent.py")]
 DEADLINE = 20.0
 SET_UP = """
+{ mount --make-rprivate / 2>/dev/null ||
+  { mount --make-private /proc && mount --make-private /dev; }; } &&
 mount -t proc proc /proc &&
 mount -t tmpfs tmpfs /dev &&
 mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/zero c 1 5 && mknod -m 666 /dev/urandom c 1 9 &&
@@ -218,14 +220,17 @@ class Pod:
         self._made: list[Trainer | Agent] = []
         self._logs = 0
         self._pause = subprocess.Popen(
-            ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", SET_UP],
+            [
+                *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
+                *("--propagation", "unchanged", "sh", "-c", SET_UP),
+            ],
             stdout=subprocess.PIPE,
         )
         assert self._pause.stdout is not None
         assert self._pause.stdout.readline() == b"ready\n"
         pid = self._pause.pid
         inside = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
-        self.enter = ["nsenter", f"--target={inside}", "--mount", "--pid"]
+        self.enter = ["nsenter", f"--target={inside}", "--mount", "--pid", "--root", "--wd"]
 
     def run(self, *command: str) -> None:
         """Runs a command in the pod."""

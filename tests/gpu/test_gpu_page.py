@@ -279,8 +279,9 @@ def test_profiling_rows_of_a_dcgm_exporter(
             for index, value in enumerate(["0.75", "0", "0.25"])
         )
     )
-    page = pod.agent(gpus, KITTY_DCGM_EXPORTER=url).until(lambda p: p.all("gpu_sm_active"))
-    assert page.gpus() == {"0", "1"}
+    page = pod.agent(gpus, KITTY_DCGM_EXPORTER=url).until(
+        lambda p: p.all("gpu_sm_active") and p.gpus() == {"0", "1"}
+    )
     assert page.gpus("gpu_sm_active") == {"0"}
     assert page.one("gpu_sm_active", rank="0") == 0.75
     sources = {i["gpu_id"]: i["profiled_by"] for i in page.labels("kitty_gpu_info")}

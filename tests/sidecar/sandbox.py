@@ -76,7 +76,9 @@ class Sandbox:
         self.processes: list[subprocess.Popen[str]] = []
         self.holder = subprocess.Popen(
             [
-                *("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
+                *("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"),
+                # In a changed root / is no mount; unshare makes /proc private by itself then.
+                *("--propagation", "unchanged", "--"),
                 *("sh", "-c", "ip link set lo up && echo up && exec sleep 600"),
             ],
             stdout=subprocess.PIPE,
@@ -85,7 +87,10 @@ class Sandbox:
         assert self.holder.stdout is not None
         assert self.holder.stdout.readline() == "up\n"
         self.init = _child(self.holder.pid)
-        self.enter = ["nsenter", f"--target={self.init}", "--net", "--pid", "--mount", "--"]
+        self.enter = [
+            *("nsenter", f"--target={self.init}", "--net", "--pid"),
+            *("--mount", "--root", "--wd", "--"),
+        ]
 
     def start(
         self, *command: str, env: Mapping[str, str] | None = None, **options: object

@@ -280,7 +280,8 @@ def test_private_cgroup_namespaces_of_the_kernel(pair: list[Path], sandbox: Sand
 
     def boxed(folder: Path, command: str) -> list[str]:
         mounts = "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup"
-        unshare = "unshare --cgroup --mount --propagation private"
+        mounts = f"mount --make-rprivate /sys/fs/cgroup && {mounts}"
+        unshare = "unshare --cgroup --mount --propagation unchanged"
         join = f"echo $$ > {folder}/cgroup.procs"
         return ["sh", "-c", f"{join}; exec {unshare} sh -c '{mounts} && exec {command}'"]
 

@@ -99,6 +99,14 @@ def test_an_expired_authority_leaves_the_bundle() -> None:
     assert signed_by(ages, authorities(ages)[0])  # an expired certificate cannot wait
 
 
+def test_an_expired_certificate_does_not_wait_for_its_new_authority_to_settle() -> None:
+    """After a long sleep the authority is due and still valid, and the certificate is not."""
+    awake = START + CA_LIFETIME * 0.7
+    material = renewed(renewed(None, NAMES, START), NAMES, awake)
+    assert len(authorities(material)) == 2
+    assert expiry(material.certificate) > awake
+
+
 def test_another_service_name_needs_another_certificate_at_once() -> None:
     material = renewed(None, NAMES, START)
     assert renewed(material, service_names("other", "kitty-system"), START) is not material

@@ -266,6 +266,24 @@ def test_host_ports_that_collide(peer: Peer, check: Any) -> None:
     assert "pod ml/one and pod ml/two" in the_one(check()[1], "ports")
 
 
+def test_a_status_of_the_users_own_making_stops_nothing(peer: Peer, check: Any) -> None:
+    odd = injected(pod("odd", hostNetwork=True))
+    for n, value in enumerate(('{"port": []}', '{"port": {}, "version": [], "skipped": 1}', "[")):
+        odd["metadata"]["name"] = f"odd-{n}"
+        odd["metadata"]["annotations"]["kitty.k10s.dev/status"] = value
+        put(peer, odd)
+    assert not [f for f in check()[1] if f["check"] in ("ports", "pods")]
+
+
+def test_a_container_of_the_users_own_is_no_sidecar(peer: Peer, check: Any) -> None:
+    named = pod("named")
+    named["spec"]["containers"].append({"name": "kitty", "image": "i"})
+    status = '{"version":"0.1.0","skipped":"container-name-taken"}'
+    named["metadata"]["annotations"]["kitty.k10s.dev/status"] = status
+    put(peer, named)
+    assert "skipped: container-name-taken" in the_one(check("note")[1], "pods")
+
+
 def test_a_webhook_that_does_not_answer(peer: Peer, check: Any) -> None:
     peer.on_create = lambda _path, made: made
     assert "no webhook answered" in the_one(check()[1], "dry-run")
@@ -299,6 +317,16 @@ def test_one_refused_list_does_not_hide_the_rest(peer: Peer, check: Any) -> None
 def test_no_kubeconfig(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--kubeconfig", str(tmp_path / "none")]) == 1
     assert "kubeconfig" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["junk", "a: b: c", "[]", "", "clusters: 1"])
+def test_a_kubeconfig_of_rubbish(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    assert main(["check", "--kubeconfig", str(path)]) == 1
+    assert "no usable kubeconfig" in capsys.readouterr().err
 
 
 def test_a_real_cluster(

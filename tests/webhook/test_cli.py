@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
+from tests.webhook.support import BIN
 from webhook.cli import main
 from webhook.config import Config, ConfigError, parse_config
 from webhook.profiles import Level, Profile
@@ -40,7 +44,9 @@ def test_usage_errors_name_the_flag_and_what_it_may_hold(
     both = ("serve", "--self-signed", "--tls-cert", __file__)
     assert "not together" in usage_error(capsys, *both)
     assert "--level" in usage_error(capsys, "inject", "-f", "-", "--level", "high")
-    assert "1.29" in usage_error(capsys, "inject", "-f", "-", "--kubernetes", "new")
+    for version in ("new", "1", "1.x", "1." + "9" * 5000):
+        assert "1.29" in usage_error(capsys, "inject", "-f", "-", "--kubernetes", version)
+    assert "HOST:PORT" in usage_error(capsys, "serve", "--bind", "127.0.0.1:" + "9" * 5000)
     assert "--file" in usage_error(capsys, "inject")
     assert "COMMAND" in usage_error(capsys)
 
@@ -61,7 +67,14 @@ def test_usage_errors_name_the_flag_and_what_it_may_hold(
         ("sidecar-command: sh -c x", "a list of words"),
         ("driver-root: relative", "an absolute path"),
         ("collectors: [a b]", "collector names"),
+        ("driver-root: /", "other than /"),
+        ("driver-root: /a:b", "without a colon"),
+        ("image: A//b", "an image such as"),
+        ("cpu-limit: \u0662", "a CPU quantity"),
+        ('sidecar-command: ["\\0"]', "a list of words"),
+        ("rtt-hook: none", "auto, tcp_rtt_estimator, tcp_ack_update_rtt, tcp_probe"),
         ("bind: 'a b'", "an IP address"),
+        ("bind: here", "an IP address"),
         ("[]", "not a mapping"),
         ("a: b: c", "not YAML"),
         ("1: 2", "unknown key 1"),
@@ -85,12 +98,12 @@ def test_a_missing_config_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_config_values() -> None:
     config = parse_config(
-        "image: mirror:5000/kitty-sidecar@sha256:0\nport: 9200\nnative-sidecar: true\n"
+        "image: mirror:5000/kitty-sidecar:1\nport: 9200\nnative-sidecar: true\n"
         "profile: capabilities\ndefault-level: baseline\naccelerators: [x.io/npu]\n"
         "collectors: net, proc\nsidecar-command: [kitty-sidecar]\ndriver-root:\n"
     )
     assert config == Config(
-        image="mirror:5000/kitty-sidecar@sha256:0",
+        image="mirror:5000/kitty-sidecar:1",
         port=9200,
         native_sidecar="true",
         profile=Profile.CAPABILITIES,
@@ -102,7 +115,9 @@ def test_config_values() -> None:
     assert parse_config("") == Config()
 
 
-TEMPLATE = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
+TEMPLATE: dict[str, Any] = {
+    "spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}
+}
 
 
 def workload(kind: str, spec: dict[str, Any], api: str = "apps/v1") -> dict[str, Any]:
@@ -239,3 +254,44 @@ def test_help_says_everything(capsys: pytest.CaptureFixture[str], tls: Files) ->
     out = capsys.readouterr().out
     for word in ("/mutate/restricted", "--self-signed", "--metrics-bind", "--json", "--level"):
         assert word in out
+
+
+def test_texts_stay_texts_for_kubectl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Go's YAML takes more for numbers and truths than the library that writes it here."""
+    texts = ["1e3", "1E5", "+1e2", "0o14", "0x1F", ".5", "1_000", "y", "N", "no", "~", "12:30", "="]
+    pod = {"kind": "Pod", **copy.deepcopy(TEMPLATE)}
+    pod["spec"]["containers"][0]["args"] = texts
+    path = tmp_path / "pod.json"
+    path.write_text(json.dumps(pod))
+    assert main(["inject", "-f", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert yaml.safe_load(out)["spec"]["containers"][0]["args"] == texts
+    for text in texts:
+        assert f"    - '{text}'\n" in out
+
+
+@pytest.mark.parametrize("value", ["!!binary AAEC", "!!set {a, b}"])
+def test_what_json_cannot_hold_is_refused_not_mangled(
+    value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(f"kind: ConfigMap\nx: {value}\n")
+    assert main(["inject", "-f", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert "has no place in a manifest" in err
+    assert out == ""
+
+
+@pytest.mark.parametrize("documents", [1, 2000])
+def test_a_reader_that_leaves_is_no_traceback(documents: int, tmp_path: Path) -> None:
+    path = tmp_path / "pods.json"
+    path.write_text("---\n".join([json.dumps({"kind": "ConfigMap"}) + "\n"] * documents))
+    command = [str(BIN / "kitty-webhook"), "inject", "-f", str(path)]
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(write)
+    assert done.returncode == 1
+    assert b"Error" not in done.stderr

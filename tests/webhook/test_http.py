@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import pty
+import resource
 import socket
 import ssl
+import subprocess
+import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
-from tests.webhook.support import Files, Server, review_of, running_server, wait_until
+from tests.webhook.support import Files, Server, patched, review_of, running_server, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +70,8 @@ def with_container(**container: Any) -> dict[str, Any]:
     return with_spec(containers=[{"name": "c", "image": "i"} | container])
 
 
-UNREADABLE = [
+UNREADABLE: list[Any] = [
+    None,
     [],
     "a pod",
     7,
@@ -80,6 +88,8 @@ UNREADABLE = [
     with_spec(initContainers=1),
     with_spec(os="windows"),
     with_spec(nodeSelector=[]),
+    with_spec(affinity="here"),
+    with_spec(affinity={"nodeAffinity": []}),
     with_spec(securityContext=[]),
     with_spec(resources=[1]),
     with_container(env={"A": "b"}),
@@ -101,7 +111,6 @@ def test_a_misshapen_pod_goes_through_unchanged_with_a_warning(pod: Any, server:
 
 
 ODD = [
-    None,
     {},
     POD | {"metadata": None},
     POD | {"spec": None},
@@ -111,6 +120,18 @@ ODD = [
     with_container(env=None, ports=None, resources=None, securityContext=None),
     with_container(env=[{"name": None}, {"value": "x"}, {}]),
     with_container(ports=[{"containerPort": "9100"}, {"containerPort": None}]),
+    with_container(ports=[{"containerPort": [], "hostPort": {}, "protocol": [1]}]),
+    with_container(env=[{"name": ["KITTY_WATCH"]}, {"name": "KITTY_WATCH", "value": [1]}]),
+    with_spec(nodeSelector={"kubernetes.io/os": ["windows"]}),
+    with_metadata(ownerReferences=[{"controller": "yes", "kind": [], "name": {}}]),
+    with_metadata(
+        labels={
+            "training.kubeflow.org/job-name": "j",
+            "training.kubeflow.org/replica-type": "worker",
+            "training.kubeflow.org/replica-index": "\u00b2",
+        }
+    )
+    | {"spec": {"containers": [{"env": [{"name": "MASTER_ADDR", "value": "j-master-0"}]}]}},
     with_container(resources={"limits": {"cpu": [], "memory": {}}}),
     with_spec(containers=[{}, {"name": 7}]),
     with_spec(containers=[{"name": "c"}, {"name": "c"}]),
@@ -129,6 +150,7 @@ def test_odd_pods_are_allowed(pod: Any, server: Server) -> None:
     response = server.review(review_of(pod, namespace="ml"))
     assert response["allowed"] is True
     assert all(len(w) <= 120 and w.isprintable() for w in response.get("warnings", []))
+    assert patched(pod, response) is not None
     assert server.metric("kitty_webhook_errors_total") == before
 
 
@@ -258,3 +280,132 @@ def test_sigterm_ends_it_and_leaves_nothing(tmp_path: Path, tls: Files) -> None:
         assert server.process.wait(30) == 0
         with pytest.raises(ConnectionRefusedError):
             server.get("/healthz")
+
+
+def ask(server: Server, raw: bytes) -> bytes:
+    """What the server answers to bytes on a TLS connection of their own, up to its status line."""
+    with (
+        socket.create_connection(("localhost", server.port), 20) as plain,
+        server.context.wrap_socket(plain, server_hostname="localhost") as tls,
+    ):
+        tls.sendall(raw)
+        return tls.recv(12)
+
+
+HEAD = b"POST /mutate HTTP/1.1\r\nHost: kitty\r\n"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        HEAD + b"Content-Length: abc\r\n\r\n{}",
+        HEAD + b"Content-Length: -5\r\n\r\n{}",
+        HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: gzip\r\n\r\n{}",
+        HEAD + b"Script_Name: /x\r\nContent-Length: 2\r\n\r\n{}",
+        HEAD + b"X-Forwarded-Proto: http\r\nContent-Length: 2\r\n\r\n{}",
+        HEAD + b"Expect: nothing\r\nContent-Length: 2\r\n\r\n{}",
+        HEAD + b"X: " + b"a" * 20_000 + b"\r\n\r\n",
+        HEAD.replace(b"1.1", b"1.0") + b"\r\n",
+        HEAD.replace(b"1.1", b"3.0") + b"\r\n",
+        b"\x00\x01garbage\r\n\r\n",
+    ],
+    ids=lambda raw: repr(raw[:64][-28:]),
+)
+def test_bad_http_is_the_clients_fault(raw: bytes, server: Server) -> None:
+    before = server.metric("kitty_webhook_errors_total")
+    version, status = ask(server, raw).split()
+    assert version.startswith(b"HTTP/1.")
+    assert 400 <= int(status) < 500
+    assert server.metric("kitty_webhook_errors_total") == before
+
+
+def test_requests_behind_one_another_are_all_answered(server: Server) -> None:
+    """More of them than one read of the server takes, in one write of the client."""
+    pod = with_metadata(annotations={"padding": "x" * 7000})
+    body = json.dumps(review_of(pod)).encode()
+    one = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    with (
+        socket.create_connection(("localhost", server.port), 20) as plain,
+        server.context.wrap_socket(plain, server_hostname="localhost") as tls,
+    ):
+        tls.sendall(one * 6)
+        answers = b""
+        while answers.count(b'"allowed"') < 6:
+            got = tls.recv(65536)
+            assert got
+            answers += got
+
+
+def test_clients_that_trickle_hold_up_nobody_for_long(server: Server) -> None:
+    """More of them than there are threads, none ever silent for long, and none ever done."""
+    done = threading.Event()
+
+    def trickle() -> None:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("localhost", server.port), 20) as plain,
+            server.context.wrap_socket(plain, server_hostname="localhost") as tls,
+        ):
+            tls.sendall(HEAD + b"Content-Length: 9000\r\n\r\n")
+            started.release()
+            while not done.wait(0.2):
+                tls.sendall(b" ")
+
+    started = threading.Semaphore(0)
+    threads = [threading.Thread(target=trickle) for _ in range(12)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(8):
+            started.acquire()
+        assert server.review(review_of(POD))["allowed"] is True
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_more_idle_connections_than_the_server_keeps_lock_nobody_out(server: Server) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 2048 and hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip(f"1,100 sockets need more than the {hard} descriptors allowed here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    with contextlib.ExitStack() as stack:
+        for _ in range(1100):
+            stack.enter_context(socket.create_connection(("localhost", server.port), 20))
+        assert server.review(review_of(POD))["allowed"] is True
+
+
+def test_a_key_with_a_password_is_no_certificate(tmp_path: Path, tls: Files) -> None:
+    """OpenSSL would ask on the terminal, and the server would wait there for ever."""
+    key = serialization.load_pem_private_key(tls.key.read_bytes(), None)
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    leader, follower = pty.openpty()
+    code = (
+        "import fcntl, sys, termios; from webhook.tls import ReloadingContext;"
+        "fcntl.ioctl(0, termios.TIOCSCTTY, 0); ReloadingContext(*sys.argv[1:]).current()"
+    )
+    command = [sys.executable, "-c", code, str(tls.cert), str(locked)]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=follower,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            timeout=30,
+            check=False,
+        )
+    finally:
+        os.close(leader)
+        os.close(follower)
+    assert done.returncode == 1
+    assert b"SSLError" in done.stderr

@@ -165,3 +165,105 @@ def test_pointers_escape_what_rfc_6901_says() -> None:
     document: dict[str, Any] = {"metadata": {"annotations": {}}}
     apply(document, [add(path, "x")])
     assert document["metadata"]["annotations"] == {"a~1/b": "x"}
+
+
+@pytest.mark.parametrize("spec", [{}, {"os": {"name": "windows"}}])
+def test_annotations_never_grow_beyond_what_the_api_takes(spec: dict[str, Any]) -> None:
+    """A pod of more than 256 KiB of annotations is refused, so one that has them stays alone."""
+    pod = copy.deepcopy(POD)
+    pod["spec"] |= spec
+    pod["metadata"]["annotations"] = {"x": "y" * (256 * 1024 - 50)}
+    hook = Hook()
+    response = hook.review(pod)
+    assert "patch" not in response
+    assert response["warnings"]
+    pod["metadata"]["annotations"]["x"] = "\u00e9" * (128 * 1024 - 2000)
+    after = hook.become(pod)["metadata"]["annotations"]
+    assert len(after) > 1
+    assert sum(len(k.encode()) + len(v.encode()) for k, v in after.items()) <= 256 * 1024
+
+
+def test_the_names_of_thousands_of_containers_have_to_fit_as_well() -> None:
+    hook = Hook()
+    for count, fits in ((600, True), (5000, False)):
+        pod = copy.deepcopy(POD)
+        pod["spec"]["containers"] = [{"name": f"c{i:060d}", "image": "i"} for i in range(count)]
+        response = hook.review(pod)
+        assert [w for w in response.get("warnings", []) if "annotations-full" in w] == (
+            [] if fits else response["warnings"]
+        )
+        assert fits is (patched(pod, response)["spec"]["containers"][-1]["name"] == "kitty")
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("cpu-limit", "\u0662"),
+        ("memory-limit", "\u0669\u0669Gi"),
+        ("port", "\u0669100"),
+        ("image", "a//b"),
+        ("image", "Kitty:1"),
+        ("image", "kitty:"),
+        ("image", "kitty::1"),
+        ("image", "kitty@sha256:0"),
+        ("image", "kitty:t\u00e4g"),
+        ("image", "a" * 256),
+        ("image", "x.io:port/kitty"),
+    ],
+)
+def test_a_value_that_would_stop_the_pod_is_ignored(name: str, given: str) -> None:
+    """The API server would refuse such a quantity, and a kubelet never start such an image."""
+    pod = copy.deepcopy(POD)
+    pod["metadata"]["annotations"] = {f"kitty.k10s.dev/{name}": given}
+    hook = Hook()
+    response = hook.review(pod)
+    (warning,) = response["warnings"]
+    assert f"annotation {name}" in warning
+    assert patched(pod, response)["spec"] == hook.become(POD)["spec"]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "kitty",
+        "kitty:1",
+        "team/kitty_side.car--x:V_1.0-a",
+        "localhost:5000/kitty",
+        "localhost/kitty:1",
+        "Registry.example/kitty:1",
+        "[::1]:5000/kitty",
+        "x.io/kitty:1@sha256:" + "0f" * 32,
+    ],
+)
+def test_images_that_a_kubelet_takes(image: str) -> None:
+    pod = copy.deepcopy(POD)
+    pod["metadata"]["annotations"] = {"kitty.k10s.dev/image": image}
+    assert Hook().become(pod)["spec"]["containers"][-1]["image"] == image
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (
+            "kitty.k10s.dev/cpu-limits",
+            'annotation "cpu-limits" ignored: there is none of that name',
+        ),
+        ("kitty.k10s.dev/inject", "annotation inject ignored: it is a label"),
+        ("kitty.k10s.dev/status", ""),
+        ("x.io/kitty.k10s.dev/port", ""),
+        ("port", ""),
+    ],
+)
+def test_an_annotation_that_means_nothing_is_named(key: str, says: str) -> None:
+    pod = copy.deepcopy(POD)
+    pod["metadata"]["annotations"] = {key: "1"}
+    assert Hook().review(pod).get("warnings", []) == ([f"kitty: {says}"] if says else [])
+
+
+def test_a_root_trainer_that_restricted_let_in_gets_a_sidecar_that_starts() -> None:
+    """Exempt from Pod Security, say: root and non-root in one context would keep it waiting."""
+    pod = copy.deepcopy(POD)
+    pod["spec"]["containers"][0]["securityContext"] = {"runAsUser": 0, "runAsGroup": 0}
+    sidecar = patched(pod, Hook().review(pod, Level.RESTRICTED))["spec"]["containers"][-1]
+    assert sidecar["securityContext"]["runAsNonRoot"] is True
+    assert not {"runAsUser", "runAsGroup"} & set(sidecar["securityContext"])

@@ -277,3 +277,19 @@ def test_a_real_api_server_keeps_it_all(api_server: ApiServer) -> None:
         assert caught.value.status == 404
     finally:
         api.delete(CONFIG)
+
+
+def test_a_certificate_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
+    metrics = Metrics(registry=CollectorRegistry())
+    folder = tmp_path / "later"
+    upkeep = Upkeep(
+        task=Task(self_signed=OWN),
+        pem=str(folder / "tls.pem"),
+        metrics=metrics,
+        run=lambda _task: Report(pem="P"),
+    )
+    assert upkeep.once() < INTERVAL
+    assert metrics.registry.get_sample_value("kitty_webhook_upkeep_errors_total") == 1
+    folder.mkdir()
+    assert upkeep.once() == INTERVAL
+    assert (folder / "tls.pem").read_text() == "P"
