@@ -34,6 +34,12 @@ lint: venv  ## style, types, import contracts
 unit: venv
 	$(BIN)/python -m pytest --ignore=tests/e2e
 
+images:  ## build both images with docker, podman or buildah, into build/images
+	tools/images
+
+e2e: venv  ## try the whole way on the cluster that KUBECONFIG names, with what make images built
+	$(BIN)/python -m pytest tests/e2e
+
 bench: venv  ## the measurements behind the figures in the docs (minutes; see bench/)
 	@echo 'each measurement is a script of its own: $(BIN)/python -m bench.NAME'; ls bench
 

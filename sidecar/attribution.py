@@ -92,9 +92,10 @@ def attribute(processes: Iterable[Process], config: Config, *, own_container: st
 
 
 def _watched(table: Mapping[int, Process], own_container: str) -> set[int]:
-    if not any(process.environ_readable for process in table.values()):
-        return _containers_processes(table, own_container)
     said = {pid for pid, process in table.items() if process.watch}
+    others = _containers_processes(table, own_container)
+    if others and not said and not any(table[pid].environ_readable for pid in others):
+        return others
     # sshd, srun and others start ranks with a clean environment: what runs below a watched
     # process, or in a watched container, is watched unless it says otherwise.
     containers = {table[pid].container for pid in said} - {own_container, ""}
@@ -116,7 +117,8 @@ def _inherits(process: Process, table: Mapping[int, Process]) -> bool:
 
 
 def _containers_processes(table: Mapping[int, Process], own_container: str) -> set[int]:
-    # No environment can be read: all but the pause process and the agent's container is training.
+    # All but the pause process and the agent's container: where none of these can be read, it is
+    # what trains.
     return {
         pid
         for pid, process in table.items()

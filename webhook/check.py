@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import socket
 import ssl
@@ -18,6 +19,7 @@ from webhook import __version__
 from webhook import annotations as keys
 from webhook.cluster import WEBHOOKS, Cluster, ClusterError, versions
 from webhook.decision import AUTO_NATIVE_SINCE, SIDECAR, Origin
+from webhook.images import presence
 from webhook.inject import Target, inject
 from webhook.pod import Pod, UnreadablePodError
 from webhook.profiles import Level, admitted
@@ -118,6 +120,7 @@ def findings(place: Place) -> list[Finding]:
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("endpoint", lambda: _endpoints(place, configuration)),
         ("versions", lambda: _versions(place)),
+        ("image", lambda: _image(place, excluded)),
         ("labels", lambda: _labels(namespaces)),
         ("level", lambda: _levels(place, namespaces)),
         ("pods", lambda: _pods(place, namespaces)),
@@ -261,6 +264,29 @@ def _versions(place: Place) -> Iterator[Finding]:
     else:
         message = f"oldest is {text}: ordinary sidecars until all are 1.29 or newer"
         yield Finding(Severity.NOTE, "versions", name, message)
+
+
+def _image(place: Place, excluded: set[str]) -> Iterator[Finding]:
+    """Of the image that the webhook gives a pod now; of the configuration's where none answers."""
+    image = place.config.image
+    if "default" not in excluded:
+        probe = probe_pod(inject_label="true")
+        path = "/api/v1/namespaces/default/pods"
+        with contextlib.suppress(ClusterError):
+            made = Pod.read(place.cluster.create(path, probe, dry_run=True))
+            for container in (*made.init_containers, *made.containers):
+                if container.name == SIDECAR:
+                    image = str(container.raw.get("image"))
+    there = presence(place.cluster, image)
+    missing = there.nodes - there.having - there.unsure
+    if missing:
+        message = (
+            f"is not on {missing} of {there.nodes} nodes: they must be able to pull it, or pods "
+            "with a native sidecar wait for it for ever"
+        )
+        yield Finding(Severity.NOTE, "image", image, message)
+    else:
+        yield Finding(Severity.OK, "image", image, f"on {there.having} of {there.nodes} nodes")
 
 
 def _namespaces(place: Place, found: list[Finding], excluded: set[str]) -> dict[str, Namespace]:

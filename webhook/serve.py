@@ -17,6 +17,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from gunicorn.app.base import BaseApplication
 
+from webhook.glance import in_pod
 from webhook.tls import STALLED, ReloadingContext
 from webhook.upkeep import Task, Upkeep, write_atomically
 
@@ -121,8 +122,12 @@ class _Server(BaseApplication):  # type: ignore[misc] # gunicorn ships no types
 
         disable_created_metrics()  # type: ignore[no-untyped-call] # theirs
         self._metrics = Metrics(registry=CollectorRegistry())
-        own = self._own if self._serving.task.self_signed else None
-        self._upkeep = Upkeep(task=self._serving.task, pem=own, metrics=self._metrics)
+        task = self._serving.task
+        own = self._own if task.self_signed else None
+        glance = in_pod(task.self_signed.webhook_config) if task.self_signed else None
+        self._upkeep = Upkeep(
+            task=task, pem=own, metrics=self._metrics, glance=glance.bundles if glance else None
+        )
         reviewer = Reviewer(
             config=self._serving.config,
             metrics=self._metrics,

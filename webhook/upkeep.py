@@ -21,6 +21,8 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from webhook.glance import EVERY
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -267,6 +269,9 @@ class Upkeep:
         metrics: Where outcomes show.
         run: Runs a task; tests give their own.
         clock: Seconds, monotonic.
+        sleep: Waits for seconds.
+        glance: Tells the caBundles in force, or None where they cannot be seen; None for no look
+            between two runs.
 
     Attributes:
         oldest: The oldest version among server and kubelets, as last learned.
@@ -281,7 +286,11 @@ class Upkeep:
         metrics: Metrics,
         run: Callable[[Task], Report] = in_child,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        glance: Callable[[], tuple[str, ...] | None] | None = None,
     ) -> None:
+        self._sleep = sleep
+        self._glance = glance
         self._task = task
         self._pem = pem
         self._metrics = metrics
@@ -305,7 +314,20 @@ class Upkeep:
                 # The thread is all that renews the certificate: it outlives what it meets.
                 log.exception("upkeep failed")
                 wait = INTERVAL
-            time.sleep(wait)
+            self.rest(wait)
+
+    def rest(self, seconds: float) -> None:
+        """Waits, but only until a caBundle is no longer what it was: it is put back in seconds."""
+        until = self._clock() + seconds
+        # After a failure the retries pace the runs: what cannot be put back is not tried at once.
+        glance = self._glance if seconds >= INTERVAL else None
+        known = glance() if glance else None
+        while (left := until - self._clock()) > 0:
+            self._sleep(min(left, EVERY) if glance else left)
+            seen = glance() if glance else None
+            known = known or seen
+            if seen is not None and (seen != known or not all(seen)):
+                return
 
     def _stamp(self) -> tuple[int, int] | None:
         try:

@@ -39,6 +39,9 @@ def descriptors(pid: int, root: str = "/proc") -> Descriptors:
     for name in names:
         try:
             target = os.readlink(f"{folder}/{name}")
+        except PermissionError:
+            # Root may list the folder of a process that it may not trace.
+            raise
         except OSError:
             continue
         if target.startswith(SOCKET_PREFIX):

@@ -122,7 +122,7 @@ def test_without_environments_the_containers_are_watched() -> None:
     pod = view(
         process(1, watch=None, environ_readable=False, container="/kubepods/pod1/pause"),
         process(10, watch=None, environ_readable=False),
-        process(20, watch=None, environ_readable=False, container=OWN),
+        process(20, watch=None, container=OWN),
         rank="2",
         job="llm",
     )

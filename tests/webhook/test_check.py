@@ -193,7 +193,11 @@ def test_a_failure_policy_that_stops_pods(peer: Peer, check: Any) -> None:
 
 
 def test_old_and_unknown_versions(peer: Peer, check: Any) -> None:
-    node = {"metadata": {"name": "n"}, "status": {"nodeInfo": {"kubeletVersion": "v1.28.3"}}}
+    status = {
+        "nodeInfo": {"kubeletVersion": "v1.28.3"},
+        "images": [{"names": [Config().image]}],
+    }
+    node = {"metadata": {"name": "n"}, "status": status}
     peer.put("/api/v1/nodes/n", node)
     assert "oldest is 1.28: ordinary sidecars" in the_one(check("note")[1], "versions")
     node["status"]["nodeInfo"]["kubeletVersion"] = "?"  # type: ignore[index] # plain JSON

@@ -1,0 +1,176 @@
+"""The manifests render, are what the API knows, and select each pod once or not at all."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+import sidecar
+
+Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
+MANIFESTS = ROOT / "manifests"
+FOLDERS = [MANIFESTS / "base", *sorted((MANIFESTS / "overlays").iterdir())]
+VERSIONS = ("1.28", "1.29", "1.33")
+OTHERS_GROUPS = ("cert-manager.io", "monitoring.coreos.com")
+INJECT = "kitty.k10s.dev/inject"
+ENFORCE = "pod-security.kubernetes.io/enforce"
+NAME = "kubernetes.io/metadata.name"
+
+
+def render(folder: Path) -> list[Json]:
+    if not shutil.which("kubectl"):
+        pytest.skip("kubectl is not there: nothing renders")
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def one(documents: list[Json], kind: str) -> Json:
+    (found,) = (document for document in documents if document["kind"] == kind)
+    return found
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_valid(folder: Path, version: str) -> None:
+    for document in render(folder):
+        if document["apiVersion"].split("/")[0] not in OTHERS_GROUPS:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_everything_carries_the_label_that_finds_it(folder: Path) -> None:
+    for document in render(folder):
+        labels = document["metadata"].get("labels", {})
+        assert labels.get("app.kubernetes.io/part-of") == "kitty", document["metadata"]["name"]
+
+
+def matches(selector: Json, labels: dict[str, str]) -> bool:
+    """Decide as the API server does: NotIn holds where the key is absent."""
+    for term in selector["matchExpressions"]:
+        inside = labels.get(term["key"]) in term["values"]
+        assert term["operator"] in ("In", "NotIn")
+        if inside != (term["operator"] == "In"):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("of_namespace", [None, "true", "false", "other"])
+@pytest.mark.parametrize("level", [None, "privileged", "baseline", "restricted", "unheard-of"])
+def test_one_entry_or_none_takes_a_pod(of_namespace: str | None, level: str | None) -> None:
+    entries = one(render(MANIFESTS / "base"), "MutatingWebhookConfiguration")["webhooks"]
+    for of_pod, name in product(
+        [None, "true", "false", "other"], ["team-a", "kube-system", "kitty-system"]
+    ):
+        namespace = {NAME: name}
+        namespace |= {INJECT: of_namespace} if of_namespace else {}
+        namespace |= {ENFORCE: level} if level else {}
+        pod = {INJECT: of_pod} if of_pod else {}
+        taken = [
+            entry["clientConfig"]["service"]["path"]
+            for entry in entries
+            if matches(entry["namespaceSelector"], namespace)
+            and matches(entry["objectSelector"], pod)
+        ]
+        wanted = name == "team-a" and (
+            of_pod == "true" or (of_pod != "false" and of_namespace == "true")
+        )
+        known = level in ("privileged", "baseline", "restricted")
+        assert taken == ([f"/mutate/{level}" if known else "/mutate"] if wanted else [])
+
+
+def test_no_entry_stands_in_the_way_of_a_pod() -> None:
+    entries = one(render(MANIFESTS / "base"), "MutatingWebhookConfiguration")["webhooks"]
+    assert len(entries) == 8
+    assert len({entry["name"] for entry in entries}) == 8
+    for entry in entries:
+        assert entry["failurePolicy"] == "Ignore"
+        assert entry["timeoutSeconds"] == 2
+        assert entry["sideEffects"] == "None"
+        assert [rule["operations"] for rule in entry["rules"]] == [["CREATE"]]
+        assert "caBundle" not in entry["clientConfig"]
+
+
+def test_rights_are_few_and_by_name() -> None:
+    documents = render(MANIFESTS / "base")
+    rules = [rule for kind in ("Role", "ClusterRole") for rule in one(documents, kind)["rules"]]
+    unnamed = [
+        (rule["resources"], rule["verbs"]) for rule in rules if not rule.get("resourceNames")
+    ]
+    assert unnamed == [(["secrets"], ["create"]), (["nodes"], ["list"])]
+    assert not any("*" in [*rule["resources"], *rule["verbs"]] for rule in rules)
+
+
+def test_with_cert_manager_no_secret_can_be_touched() -> None:
+    documents = render(MANIFESTS / "overlays" / "cert-manager")
+    assert not [document for document in documents if document["kind"] in ("Role", "RoleBinding")]
+    (rule,) = one(documents, "ClusterRole")["rules"]
+    assert (rule["resources"], rule["verbs"]) == (["nodes"], ["list"])
+    (container,) = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert "--self-signed" not in container["args"]
+    secret = one(documents, "Certificate")["spec"]["secretName"]
+    volumes = one(documents, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    assert secret in [volume.get("secret", {}).get("secretName") for volume in volumes]
+
+
+def test_images_are_those_that_are_built() -> None:
+    documents = render(MANIFESTS / "base")
+    (container,) = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"localhost/kitty-webhook:{sidecar.__version__}"
+    settings = yaml.safe_load(one(documents, "ConfigMap")["data"]["config.yaml"])
+    assert settings["image"] == f"localhost/kitty-sidecar:{sidecar.__version__}"
+
+
+def relabelling() -> tuple[list[Json], list[Json]]:
+    plain = yaml.safe_load((MANIFESTS / "overlays/prometheus/kitty-scrape.yaml").read_text())
+    monitor = one(render(MANIFESTS / "overlays" / "prometheus-operator"), "PodMonitor")
+    (entry,) = plain["scrape_configs"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert entry["honor_labels"] is endpoint["honorLabels"] is True
+    assert entry["scrape_interval"] == endpoint["interval"] == "5s"
+    return entry["relabel_configs"], endpoint["relabelings"]
+
+
+def test_operator_and_plain_prometheus_relabel_alike() -> None:
+    """The operator drops finished pods and sets namespace and pod by itself."""
+    plain, operators = relabelling()
+    own = ("__meta_kubernetes_pod_phase", "__meta_kubernetes_namespace")
+    wanted = [
+        {re.sub("_([a-z])", lambda m: m[1].upper(), key): value for key, value in rule.items()}
+        for rule in plain
+        if rule["source_labels"][0] not in (*own, "__meta_kubernetes_pod_name")
+    ]
+    assert operators == wanted
+
+
+@pytest.mark.parametrize(
+    ("joined", "address"),
+    [
+        (";10.0.0.7;19111", "10.0.0.7:19111"),
+        (";fd00:10:244::7;19111", "[fd00:10:244::7]:19111"),
+        (";::ffff:10.0.0.7;19111", "[::ffff:10.0.0.7]:19111"),
+        ("kitty-metrics;10.0.0.7;9100", None),
+        (";10.0.0.7;", None),
+    ],
+)
+def test_hosts_pods_are_scraped_where_the_annotation_says(joined: str, address: str | None) -> None:
+    """Prometheus anchors its expressions and joins the sources by semicolons."""
+    rules = [rule for rule in relabelling()[0] if rule.get("target_label") == "__address__"]
+    assert len(rules) == 2
+    made = [
+        found.expand(rule["replacement"].replace("$", "\\"))
+        for rule in rules
+        if (found := re.fullmatch(rule["regex"], joined))
+    ]
+    assert made == ([address] if address else [])
