@@ -34,6 +34,7 @@ from sidecar.sources.errors import SourceError
 from sidecar.sources.gpu_attribution import DeviceTable
 from sidecar.sources.gpu_nvidia import nvidia
 from sidecar.sources.maps import MapTable
+from sidecar.sources.netdev import of_the_machine
 from sidecar.sources.processes import ProcessTable
 from sidecar.sources.procfs import ProcFS
 from sidecar.sources.rdma import RdmaFS
@@ -76,7 +77,11 @@ class Sources:
         self.sockets: SocketTable | None = None
         try:
             self.sockets = SocketTable(
-                SockDiag(), self.descriptors, view=lambda: self.pod.view, own_port=own_port
+                SockDiag(),
+                self.descriptors,
+                view=lambda: self.pod.view,
+                own_port=own_port,
+                shared=of_the_machine(proc),
             )
         except SourceError as e:
             LOG.warning("tcp: off: %s", e)

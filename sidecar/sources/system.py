@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from sidecar.sources.errors import MalformedError
 from sidecar.sources.files import read
 
-
 FIRST_LINE = 512
 """Bytes that hold the first line of /proc/stat, which grows with the machine."""
 
