@@ -91,7 +91,8 @@ class Guard(PrometheusCollector):
             unknown = owner not in seen and len(seen) >= OWNERS
             if unknown or seen[owner] + count > _bound(owner):
                 full.add(owner)
-        seen.update({owner: n for owner, n in owners.items() if owner not in full})
+            else:
+                seen[owner] += count
         if not full:
             return samples
         return [sample for sample in samples if _owner(sample) not in full]
@@ -143,8 +144,10 @@ class Guard(PrometheusCollector):
 
 def _distinct(samples: list[Sample]) -> list[Sample]:
     """Returns the samples without those whose name and labels came before."""
-    found = {(s.name, *s.labels.items()): s for s in reversed(samples)}
-    return samples if len(found) == len(samples) else list(reversed(found.values()))
+    found: dict[tuple[object, ...], Sample] = {}
+    for sample in samples:
+        found.setdefault((sample.name, *sample.labels.items()), sample)
+    return samples if len(found) == len(samples) else list(found.values())
 
 
 def _owner(sample: Sample) -> tuple[str, str]:

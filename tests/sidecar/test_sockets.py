@@ -427,7 +427,8 @@ def test_in_the_machines_network_what_nobody_holds_is_not_the_pods(sandbox: Sand
             "create_connection(('127.0.0.1', 0))", "create_connection(listener.getsockname())"
         )
         + "held = pair()\npour(*held, 100)\nstep()\n"
-        "for _ in range(20):\n    a, b = pair()\n    pour(a, b, 5000)\n    a.close()\n    b.close()\n"
+        "for _ in range(20):\n    a, b = pair()\n    pour(a, b, 5000)\n"
+        "    a.close()\n    b.close()\n"
         "held[1].close()\ntime.sleep(1)\npour(*pair(), 11)\nstep()\n"
     )
     other = sandbox.start("/usr/bin/python3", "-c", script)
