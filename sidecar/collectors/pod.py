@@ -35,7 +35,8 @@ class PodCollector:
         denied = [
             pid
             for pid, process in self._pod.view.processes.items()
-            if not process.environ_readable and pid != 1  # the pod's own, nobody's trainer
+            # The first is the pod's own, nobody's trainer; ended ones have no environment.
+            if not process.environ_readable and pid != 1 and self._pod.stats[pid].state not in "ZX"
         ]
         if denied and not self._denied:
             LOG.warning(
