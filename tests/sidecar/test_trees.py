@@ -59,7 +59,7 @@ def test_a_launcher_with_two_ranks_and_their_workers(sandbox: Sandbox) -> None:
     page = sandbox.scrape()
     assert sorted(page.label("kitty_pod_info", "rank")) == ["0", "1"]
     assert set(page.label("kitty_pod_info", "job")) == {"run-7"}
-    assert sorted(page.label("proc_threads", "rank")) == ["0", "1"]
+    sandbox.until(lambda: sorted(sandbox.scrape().label("proc_threads", "rank")) == ["0", "1"])
 
 
 @pytest.mark.parametrize(
