@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from prometheus_client import CollectorRegistry
 
@@ -33,10 +33,10 @@ from sidecar.sources.cgroup_mounts import CgroupFS
 from sidecar.sources.dcgm_exporter import DcgmExporter
 from sidecar.sources.delays import DelayTable
 from sidecar.sources.descriptors import DescriptorTable
-from sidecar.sources.errors import SourceError
 from sidecar.sources.gpu_attribution import DeviceTable
 from sidecar.sources.gpu_nvidia import nvidia
 from sidecar.sources.maps import MapTable
+from sidecar.sources.netdev import of_the_machine
 from sidecar.sources.processes import ProcessTable
 from sidecar.sources.procfs import ProcFS
 from sidecar.sources.rdma import RdmaFS
@@ -57,8 +57,12 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("kitty")
 
 
+STRAY = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that are meant for trainers: `pkill -USR1 python` finds the agent too."""
+
+
 class Sources:
-    """What the collectors share. Each is made once; one that cannot be had is None."""
+    """What the collectors share. Each is made once."""
 
     def __init__(self, config: Config, *, own_port: Callable[[], int]) -> None:
         proc = str(config.proc)
@@ -78,13 +82,13 @@ class Sources:
         self.maps = MapTable(view=lambda: self.pod.view, proc=proc, sys=str(config.sys))
         self.cgroups = CgroupFS(proc)
         self.rdma = RdmaFS(str(config.sys))
-        self.sockets: SocketTable | None = None
-        try:
-            self.sockets = SocketTable(
-                SockDiag(), self.descriptors, view=lambda: self.pod.view, own_port=own_port
-            )
-        except SourceError as e:
-            LOG.warning("tcp: off: %s", e)
+        self.sockets = SocketTable(
+            SockDiag(),
+            self.descriptors,
+            view=lambda: self.pod.view,
+            own_port=own_port,
+            shared=of_the_machine(proc),
+        )
 
 
 def _gpu(sources: Sources) -> Collector | None:
@@ -95,7 +99,7 @@ def _gpu(sources: Sources) -> Collector | None:
 
 COLLECTORS: dict[str, Callable[[Sources], Collector | None]] = {
     "pod": lambda s: PodCollector(s.pod),
-    "tcp": lambda s: TcpCollector(s.pod, s.sockets) if s.sockets else None,
+    "tcp": lambda s: TcpCollector(s.pod, s.sockets),
     "net": lambda s: NetCollector(s.pod, s.sockets, proc=s.proc),
     "rtt": lambda s: RttCollector(
         s.pod,
@@ -130,6 +134,7 @@ class Agent:
     def __init__(self, config: Config) -> None:
         self.config = config
         self._server: Server | None = None
+        self._why_silent = ""
         self.sources = Sources(config, own_port=lambda: self.port)
         wanted = COLLECTORS.keys() if config.collectors is None else {"pod", *config.collectors}
         if "rtt" in wanted:
@@ -147,12 +152,24 @@ class Agent:
 
     def serve(self) -> None:
         """Starts to listen and to sample, in threads of their own."""
-        app = application(self.registry, self.sources.pod, self.rounds)
-        self._server = listen(app, bind=self.config.bind, port=self.config.port)
-        threading.Thread(target=self._server.serve_forever, name="web", daemon=True).start()
+        self.listen()
         self.sampler.start()
         if any(rounds.collector.name == "rank" for rounds in self.rounds):
             self.sources.maps.start()
+
+    def listen(self) -> None:
+        """Starts to listen, unless it does already or no socket can be had now."""
+        if self._server is not None:
+            return
+        app = application(self.registry, self.sources.pod, self.rounds)
+        try:
+            self._server = listen(app, bind=self.config.bind, port=self.config.port)
+        except OSError as e:
+            if str(e) != self._why_silent:
+                LOG.warning("nothing can be served now: %s", e)
+                self._why_silent = str(e)
+            return
+        threading.Thread(target=self._server.serve_forever, name="web", daemon=True).start()
 
     def close(self) -> None:
         """Stops sampling and listening, and detaches what collectors attached."""
@@ -166,10 +183,12 @@ class Agent:
             self._server.server_close()
 
 
-def run(config: Config) -> int:
-    """Runs until SIGTERM, or until an ordinary sidecar's peers have ended; returns 0."""
+def run(config: Config) -> NoReturn:
+    """Runs until SIGTERM, or until an ordinary sidecar's peers have ended; exits with 0."""
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, _leave)
+    for number in STRAY:
+        signal.signal(number, signal.SIG_IGN)
     agent = Agent(config)
     agent.serve()
     LOG.info(
@@ -179,10 +198,13 @@ def run(config: Config) -> int:
         ", ".join(rounds.collector.name for rounds in agent.rounds),
     )
     lifecycle = Lifecycle(agent.sources.pod, config)
+    pause = threading.Event()
     while not lifecycle.over():
-        threading.Event().wait(1)
+        pause.wait(1)
+        agent.listen()
     LOG.info("no watched process is left: leaving, so that the pod can end")
-    return 0
+    # Python's own way out ends with 120 where nobody reads the log any more.
+    os._exit(0)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import sidecar
 from sidecar import agent
@@ -37,8 +37,8 @@ A value that cannot be used is named in the log and its default is used.
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the agent until it is told to end; returns its exit status."""
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the agent until it is told to end."""
     parser = argparse.ArgumentParser(
         prog="kitty-sidecar",
         description="Serves what it sees of the pod's training processes as Prometheus metrics.",
@@ -53,4 +53,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config, problems = from_environment(os.environ, collectors=frozenset(agent.COLLECTORS))
     for problem in problems:
         logging.getLogger("kitty").warning("%s", problem)
-    return agent.run(config)
+    agent.run(config)

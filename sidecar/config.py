@@ -6,6 +6,7 @@ is used.
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,6 +76,13 @@ def _port(value: str) -> int:
     return int(value)
 
 
+def _address(value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError as e:
+        raise ValueError("allowed: an IPv4 or IPv6 address") from e
+
+
 def _one_of(allowed: tuple[str, ...]) -> Callable[[str], str]:
     def check(value: str) -> str:
         if value not in allowed:
@@ -122,7 +130,7 @@ def from_environment(
     """
     readers: dict[str, tuple[str, Callable[[str], object]]] = {
         "KITTY_PORT": ("port", _port),
-        "KITTY_BIND": ("bind", label_text),
+        "KITTY_BIND": ("bind", _address),
         "KITTY_NODE": ("node", label_text),
         "KITTY_POD": ("pod", label_text),
         "KITTY_NAMESPACE": ("namespace", label_text),

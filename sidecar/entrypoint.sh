@@ -2,6 +2,7 @@
 # Runs the agent and starts it again when it dies: a container that exits can fail its Job, an
 # agent that crashes must not. Status 0 is the agent's own wish to leave, and SIGTERM the pod's.
 agent=
+trap '' HUP USR1 USR2
 trap 'kill -TERM "$agent" 2>/dev/null; exit 0' TERM INT
 pause=1
 while :; do

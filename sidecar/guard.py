@@ -28,6 +28,8 @@ SERIES_A_RANK = 400
 SERIES_A_POD = 150
 SERIES_A_GPU = 80
 """GPUs count apart: a rank that owns eight of them is not eight times as noisy as others."""
+OWNERS = 512
+"""Ranks, processes and GPUs with series, in the order in which they come."""
 
 
 class Guard(PrometheusCollector):
@@ -52,10 +54,14 @@ class Guard(PrometheusCollector):
     def collect(self) -> Iterator[Metric]:
         """Yields each collector's families that it could make, then how the collectors fare."""
         seen: Counter[tuple[str, str]] = Counter()
+        names: set[str] = set()
         for rounds in self._rounds:
             for family in self._families(rounds):
-                kept = self._bounded(family.samples, seen, rounds.collector.name)
+                samples = _distinct(family.samples) if family.name not in names else []
+                kept = self._bounded(samples, seen)
+                self._drop(rounds.collector.name, len(family.samples) - len(kept))
                 if kept:
+                    names.add(family.name)
                     family.samples = kept
                     yield family
         yield from self._health()
@@ -65,7 +71,8 @@ class Guard(PrometheusCollector):
             return []
         name = rounds.collector.name
         try:
-            return list(rounds.collector.collect())
+            families = list(rounds.collector.collect())
+            left_out = getattr(rounds.collector, "left_out", 0)
         except Exception:
             with self._lock:
                 self._failures[name] += 1
@@ -73,19 +80,26 @@ class Guard(PrometheusCollector):
             if first:
                 LOG.exception("%s: its values cannot be served", name)
             return []
+        self._drop(name, left_out)
+        return families
 
-    def _bounded(
-        self, samples: list[Sample], seen: Counter[tuple[str, str]], name: str
-    ) -> list[Sample]:
+    def _bounded(self, samples: list[Sample], seen: Counter[tuple[str, str]]) -> list[Sample]:
         # All of a rank's samples of a family or none: half a histogram would lie.
         owners = Counter(_owner(sample) for sample in samples)
-        full = {owner for owner, count in owners.items() if seen[owner] + count > _bound(owner)}
-        seen.update({owner: n for owner, n in owners.items() if owner not in full})
+        full = set()
+        for owner, count in owners.items():
+            unknown = owner not in seen and len(seen) >= OWNERS
+            if unknown or seen[owner] + count > _bound(owner):
+                full.add(owner)
+            else:
+                seen[owner] += count
         if not full:
             return samples
-        with self._lock:
-            self._dropped[name] += sum(owners[owner] for owner in full)
         return [sample for sample in samples if _owner(sample) not in full]
+
+    def _drop(self, name: str, count: int) -> None:
+        with self._lock:
+            self._dropped[name] += count
 
     def _health(self) -> Iterator[Metric]:
         job = self._job()
@@ -111,7 +125,8 @@ class Guard(PrometheusCollector):
         )
         dropped = CounterMetricFamily(
             "kitty_series_dropped",
-            "Samples left out of a page because a rank or the pod had too many.",
+            "Samples left out of pages because a rank, the pod or a collector had too many, or"
+            " another one with the same labels.",
             labels=["collector", "job"],
         )
         with self._lock:
@@ -125,6 +140,14 @@ class Guard(PrometheusCollector):
             errors.add_metric([name, job], rounds.errors + failures[name])
             dropped.add_metric([name, job], drops[name])
         yield from (up, duration, interval, errors, dropped)
+
+
+def _distinct(samples: list[Sample]) -> list[Sample]:
+    """Returns the samples without those whose name and labels came before."""
+    found: dict[tuple[object, ...], Sample] = {}
+    for sample in samples:
+        found.setdefault((sample.name, *sample.labels.items()), sample)
+    return samples if len(found) == len(samples) else list(found.values())
 
 
 def _owner(sample: Sample) -> tuple[str, str]:

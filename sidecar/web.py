@@ -7,6 +7,8 @@ import logging
 import socket
 import sys
 import threading
+import time
+from contextlib import suppress
 from html import escape
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -31,7 +33,10 @@ LOG = logging.getLogger("kitty.web")
 NEXT_PORTS = 100
 """Ports tried after the wanted one where another process of the node holds it (hostNetwork)."""
 CONCURRENT = 32
-"""Requests served at a time; further connections are closed at once."""
+"""Requests served at a time; further ones wait."""
+PATIENCE = 1.0
+"""Seconds that a request waits for a place, and after which one that holds a place must give it up
+to a new one: clients that hang would else keep the others away."""
 REQUEST_TIMEOUT = 10
 """Seconds that a client may take to send its request or to read the answer."""
 
@@ -119,6 +124,8 @@ class Server(ThreadingMixIn, WSGIServer):
     def __init__(self, address: tuple[str, int], family: socket.AddressFamily, app: App) -> None:
         self.address_family = family
         self._places = threading.BoundedSemaphore(CONCURRENT)
+        self._lock = threading.Lock()
+        self._began: dict[socket.socket, float] = {}
         super().__init__(address, _Handler)
         self.set_app(app)
 
@@ -133,19 +140,47 @@ class Server(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = "localhost", self.server_address[1]
         self.setup_environ()
 
+    def get_request(self) -> tuple[Any, Any]:
+        """Accepts a connection; without a descriptor for it the next attempt waits a little."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(0.1)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts a thread for the request, or closes it where all places are taken."""
+        """Starts a thread for the request, or closes it where no place gets free."""
         if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
+            self._hang_up_on_oldest()
+            if not self._places.acquire(timeout=PATIENCE):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._began[request] = time.monotonic()
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be started
+            self._leave(request)
+            raise
+
+    def _hang_up_on_oldest(self) -> None:
+        with self._lock:
+            oldest = next(iter(self._began), None)
+            if oldest is not None and time.monotonic() - self._began[oldest] > PATIENCE:
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+
+    def _leave(self, request: Any) -> None:
+        with self._lock:
+            self._began.pop(request, None)
+        self._places.release()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serves one request."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._leave(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is no error of ours."""
@@ -158,21 +193,26 @@ def listen(app: App, *, bind: str, port: int) -> Server:
 
     Args:
         app: what to serve.
-        bind: address; empty for all, IPv6 and IPv4.
+        bind: address; empty for all, IPv6 and IPv4, as also where no device has it.
         port: 0 for any.
 
     Raises:
         OSError: no socket can be had at all.
     """
+    why = "taken"
     for wanted in (*range(port, min(port + NEXT_PORTS, 65536)), 0):
         try:
             server = _bound(app, bind, wanted)
         except OSError as e:
+            if bind and e.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
+                LOG.warning("address %s: %s, serving on all", bind, e.strerror)
+                return listen(app, bind="", port=port)
             if e.errno not in {errno.EADDRINUSE, errno.EACCES}:
                 raise
+            why = "not allowed" if e.errno == errno.EACCES else why
             continue
         if port and server.server_port != port:
-            LOG.warning("port %d is taken, serving on %d", port, server.server_port)
+            LOG.warning("port %d is %s, serving on %d", port, why, server.server_port)
         return server
     raise OSError(errno.EADDRINUSE, "no port is free")
 

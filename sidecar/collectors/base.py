@@ -47,6 +47,9 @@ class Collector(Protocol):
     `sample` runs in the sampler's thread, every `interval` seconds at the soonest; what it reads
     it keeps as one immutable value. `collect` runs in the thread of a scrape, several at a time,
     and turns the latest value into metric families: it opens no file and waits for nothing.
+
+    One that bounds its own series says in an attribute `left_out` how many samples the latest
+    page lacks for it; they are counted as dropped.
     """
 
     name: str

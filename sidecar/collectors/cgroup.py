@@ -72,6 +72,8 @@ class CgroupCollector:
         self._pod = pod
         self._cgroups = cgroups
         self._latest: tuple[_Row, ...] = ()
+        self.left_out = 0
+        """Samples of containers beyond the bound, events and pressure not reckoned."""
 
     def sample(self) -> None:
         """Reads once.
@@ -94,6 +96,7 @@ class CgroupCollector:
         containers: dict[str, list[int]] = {}
         for pid in sorted(view.watched, key=lambda pid: (view.processes[pid].start, pid)):
             containers.setdefault(view.processes[pid].container, []).append(pid)
+        self.left_out = len(list(containers)[CONTAINERS:]) * (len(COUNTERS) + len(GAUGES))
         return dict(list(containers.items())[:CONTAINERS])
 
     def _rows(self, containers: dict[str, list[int]]) -> Iterator[_Row]:

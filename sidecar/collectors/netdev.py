@@ -43,6 +43,7 @@ COUNTERS = {
 class _Latest:
     devices: Mapping[str, DeviceTotals] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
+    left_out: int = 0
 
 
 class NetdevCollector:
@@ -83,11 +84,18 @@ class NetdevCollector:
         except SourceError:
             found = []
         addressed = {self._name(entry.device) for entry in found}
-        chosen = [name for name in devices if name in addressed or not found][:DEVICES]
+        chosen = [name for name in devices if name in addressed or not found]
+        outside = reachable(found)
         self._latest = _Latest(
-            devices={name: devices[name] for name in chosen},
-            addresses=tuple(reachable(found)[:ADDRESSES]),
+            devices={name: devices[name] for name in chosen[:DEVICES]},
+            addresses=tuple(outside[:ADDRESSES]),
+            left_out=len(chosen[DEVICES:]) * len(COUNTERS) + len(outside[ADDRESSES:]),
         )
+
+    @property
+    def left_out(self) -> int:
+        """Samples of devices and addresses beyond the bounds."""
+        return self._latest.left_out
 
     def _name(self, index: int) -> str:
         try:

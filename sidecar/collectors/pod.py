@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from sidecar.pod import Pod
 
+LOG = logging.getLogger("kitty.pod")
+
 
 class PodCollector:
     """Reads the pod's processes first, for all other collectors of a round."""
@@ -24,10 +27,25 @@ class PodCollector:
 
     def __init__(self, pod: Pod) -> None:
         self._pod = pod
+        self._denied = False
 
     def sample(self) -> None:
         """Reads the processes."""
         self._pod.refresh()
+        denied = [
+            pid
+            for pid, process in self._pod.view.processes.items()
+            # The first is the pod's own, nobody's trainer; ended ones have no environment.
+            if not process.environ_readable and pid != 1 and self._pod.stats[pid].state not in "ZX"
+        ]
+        if denied and not self._denied:
+            LOG.warning(
+                "the environment of process %d (%d in all) is denied, so that its rank is unknown:"
+                " its user, or SYS_PTRACE, would allow it",
+                denied[0],
+                len(denied),
+            )
+        self._denied = bool(denied)
 
     def collect(self) -> Iterator[Metric]:
         """Yields kitty_pod_info, one series a rank, kitty_watched_processes, kitty_build_info."""

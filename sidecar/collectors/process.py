@@ -72,6 +72,8 @@ class ProcessCollector:
             stat, status = self._pod.procfs.stat(pid), self._pod.procfs.status(pid)
         except (OSError, SourceError):
             return None
+        if stat.start_ticks != self._pod.view.processes[pid].start:
+            return None  # the pid is another process's by now
         values: dict[str, float | None] = {
             "proc_cpu_usage_seconds": (stat.user_ticks + stat.system_ticks) / TICKS,
             "proc_threads": stat.threads,
@@ -86,9 +88,9 @@ class ProcessCollector:
             values["proc_fd_count"] = self._open_files(pid)
         except (OSError, SourceError):
             pass
-        held = self._descriptors.get(pid)
-        if held is not None and "proc_fd_count" in values:
-            values["proc_socket_count"] = len(held.sockets)
+        if "proc_fd_count" in values:
+            held = self._descriptors.counted(pid, values["proc_fd_count"])
+            values["proc_socket_count"] = len(held.sockets) if held else None
         known = {name: value for name, value in values.items() if value is not None}
         return _Row(labels, folded_state(stat.state), known)
 

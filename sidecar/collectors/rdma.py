@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ WINDOW = 10.0
 """Seconds over which the transport is judged."""
 MOVED = 64 << 10
 """Bytes in a window from which data moves; keeping a rendezvous alive takes less."""
+_EVENTS = frozenset(EVENTS)
 _TCP_BYTES = tuple(TcpCounters._fields.index(n) for n in ("delivered_bytes", "received_bytes"))
 
 
@@ -43,6 +44,7 @@ class _Latest:
     events: Mapping[str, int] = field(default_factory=dict)
     mode: str = ""
     transport: str = ""
+    left_out: int = 0
 
 
 class RdmaCollector:
@@ -68,6 +70,7 @@ class RdmaCollector:
         self._proc = proc
         self._latest = _Latest()
         self._traffic = _Traffic(clock)
+        self._events = _Events()
 
     def sample(self) -> None:
         """Reads once.
@@ -84,16 +87,22 @@ class RdmaCollector:
             raise UnavailableError(
                 Reason.PERMISSION, "/proc/<pid>/root is denied: SYS_PTRACE would allow it"
             ) from e
-        ports = [port for port in self._rdma.ports() if port.device in granted] if granted else []
-        events: Counter[str] = Counter()
-        for port in ports:
-            events.update({name: n for name, n in port.counters.items() if name in EVENTS})
+        ports = self._rdma.ports(granted)
         self._latest = _Latest(
             ports=tuple(ports[:PORTS]),
-            events=events,
+            events=self._events.totals(ports),
+            left_out=sum(
+                (port.transmitted is not None) + (port.received is not None)
+                for port in ports[PORTS:]
+            ),
             mode={True: "shared", False: "exclusive", None: ""}[shared],
             transport=self._traffic.transport(self._used_bytes(ports, files), self._tcp_bytes()),
         )
+
+    @property
+    def left_out(self) -> int:
+        """Samples of ports beyond the bound."""
+        return self._latest.left_out
 
     def _granted(self, files: Mapping[str, str]) -> set[str]:
         """Returns the devices whose files are in a watched container."""
@@ -173,6 +182,32 @@ class RdmaCollector:
         if latest.transport and self._pod.view.watched:
             transport.add_metric([latest.transport, node, job], 1)
         yield from (transmitted, received, events, scope, transport)
+
+
+class _Events:
+    """Sums events over ports that come, go, refuse a counter for a while, and are reset.
+
+    A sum that fell would read as one that began anew, with all it holds as growth.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, str, str], int] = {}
+        self._totals: dict[str, int] = {}
+
+    def totals(self, ports: list[RdmaPort]) -> dict[str, int]:
+        """Returns the sums of the events that some of the ports have."""
+        known = frozenset(self._totals)
+        there = set()
+        for port in ports:
+            for name in port.counters.keys() & _EVENTS:
+                key, count = (port.device, port.port, name), port.counters[name]
+                # What a port that comes later counted before is nothing that happens now.
+                before = self._before.get(key, count if name in known else 0)
+                grown = count - before if count >= before else count
+                self._totals[name] = self._totals.get(name, 0) + grown
+                self._before[key] = count
+                there.add(name)
+        return {name: self._totals[name] for name in EVENTS if name in there}
 
 
 class _Traffic:

@@ -68,6 +68,14 @@ class TcpCollector:
         yield from _seconds(rows, known)
         yield from _gauges(rows)
         yield from _closings(rows)
+        overruns = CounterMetricFamily(
+            "kitty_tcp_closing_overruns",
+            "Times that more connections closed between two readings than the kernel keeps for it;"
+            " those among them that no reading saw open are not counted anywhere.",
+            labels=["node", "job"],
+        )
+        overruns.add_metric([self._pod.config.node, view.job], snapshot.overruns)
+        yield overruns
         yield from _peers(rows, known)
 
 

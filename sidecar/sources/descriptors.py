@@ -72,6 +72,16 @@ class DescriptorTable:
                 continue
         self._latest = latest
 
+    def counted(self, pid: int, count: float | None) -> Descriptors | None:
+        """Returns what the process holds, read anew where it is not so many descriptors."""
+        held = self._latest.get(pid)
+        if held is not None and held.count != count:
+            try:
+                held = self._latest[pid] = descriptors(pid, self._root)
+            except OSError:
+                return None
+        return held
+
     def get(self, pid: int) -> Descriptors | None:
         """Returns what the process held at the latest walk."""
         return self._latest.get(pid)

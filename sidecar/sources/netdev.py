@@ -5,6 +5,7 @@ Source: net/core/net-procfs.c.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 
@@ -20,6 +21,14 @@ class DeviceTotals:
     transmitted_packets: int
     transmitted_errors: int
     transmitted_drops: int
+
+
+def of_the_machine(proc: str = "/proc") -> bool:
+    """Tells whether the reader's network namespace is the machine's own (hostNetwork).
+
+    Only that one has the row of the network core's budget (net/core/sysctl_net_core.c).
+    """
+    return os.path.exists(f"{proc}/sys/net/core/netdev_budget")
 
 
 def parse_devices(data: bytes) -> dict[str, DeviceTotals]:

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from sidecar.sources.errors import MalformedError
-from sidecar.sources.files import read
+from sidecar.sources.files import read, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -217,15 +217,15 @@ class ProcFS:
 
     def stat(self, pid: int) -> Stat:
         """Returns the process's stat."""
-        return parse_stat(read(f"{self.root}/{pid}/stat"))
+        return parse_stat(read_record(f"{self.root}/{pid}/stat"))
 
     def status(self, pid: int) -> Status:
         """Returns the process's status."""
-        return parse_status(read(f"{self.root}/{pid}/status"))
+        return parse_status(read_record(f"{self.root}/{pid}/status"))
 
     def io(self, pid: int) -> Io:
         """Returns the process's storage counters; needs the right to trace it."""
-        return parse_io(read(f"{self.root}/{pid}/io"))
+        return parse_io(read_record(f"{self.root}/{pid}/io"))
 
     def tasks(self, pid: int) -> list[int]:
         """Returns the ids of the process's threads."""
@@ -233,11 +233,11 @@ class ProcFS:
 
     def run_queue_delay(self, pid: int, tid: int) -> int | None:
         """Returns the nanoseconds that the thread waited for a CPU, None where not kept."""
-        return parse_run_queue_delay(read(f"{self.root}/{pid}/task/{tid}/schedstat"))
+        return parse_run_queue_delay(read_record(f"{self.root}/{pid}/task/{tid}/schedstat"))
 
     def block_delay(self, pid: int, tid: int) -> int:
         """Returns the clock ticks that the thread waited for a block device."""
-        return parse_stat(read(f"{self.root}/{pid}/task/{tid}/stat")).block_delay_ticks
+        return parse_stat(read_record(f"{self.root}/{pid}/task/{tid}/stat")).block_delay_ticks
 
     def delay_accounting(self) -> bool | None:
         """Returns whether the kernel keeps block_delay; None where it is too old to say."""

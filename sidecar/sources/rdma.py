@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 from sidecar.sources.files import read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 WORD = 4
 """Bytes that port_xmit_data and port_rcv_data count in (InfiniBand 16.1.3.5), on Ethernet too."""
-PORTS = 64
-"""Ports that are read."""
 DIGITS = 20
 """Of the largest number of 64 bits."""
 BYTES = (
@@ -97,16 +95,16 @@ class RdmaFS:
             found[f"/dev/infiniband/{name}"] = device
         return found
 
-    def ports(self) -> list[RdmaPort]:
-        """Returns all ports; a device that fails takes no other with it."""
+    def ports(self, devices: Collection[str]) -> list[RdmaPort]:
+        """Returns the ports of these devices; one that fails takes no other with it."""
         folder = f"{self._sys}/class/infiniband"
         found = []
-        for device in _names(folder):
+        for device in sorted(devices):
             # Counters of a device as a whole are rare and not about traffic.
             for port in _names(f"{folder}/{device}/ports"):
                 counters = _counters(f"{folder}/{device}/ports/{port}")
                 found.append(RdmaPort(device, port, counters))
-        return found[:PORTS]
+        return found
 
     def shared(self) -> bool | None:
         """Returns whether every network namespace sees every device (`rdma system`).

@@ -157,21 +157,16 @@ def address(family: int, raw: bytes) -> str:
 class SockDiag:
     """Dumps all TCP sockets but those in TIME-WAIT, and hears of closed ones.
 
-    Raises:
-        SourceError: the kernel has no sock_diag, or netlink is denied.
+    Attributes:
+        overruns: times that more connections closed between two calls than the kernel keeps.
     """
 
     def __init__(self) -> None:
-        try:
-            self._requests = _netlink()
-            self._closings: socket.socket | None = _netlink()
-        except OSError as e:
-            raise SourceError(f"netlink sock_diag: {e.strerror}") from e
-        self._requests.settimeout(2)
+        self._requests: socket.socket | None = None
+        self._closings: socket.socket | None = None
         self._buffer = bytearray(1 << 16)
         self._sequence = 0
         self.overruns = 0
-        self._subscribe()
 
     @property
     def hears_closings(self) -> bool:
@@ -180,20 +175,22 @@ class SockDiag:
 
     def close(self) -> None:
         """Closes the netlink sockets."""
-        self._requests.close()
-        if self._closings is not None:
-            self._closings.close()
+        for each in (self._requests, self._closings):
+            if each is not None:
+                each.close()
+        self._requests = self._closings = None
 
     def sockets(self) -> list[TcpSocket]:
         """Returns the namespace's sockets, IPv4 and IPv6.
 
         Raises:
-            SourceError: the kernel refused or did not answer.
+            SourceError: the kernel has no sock_diag, refused or did not answer.
         """
+        requests = self._requests or self._connect()
         found: list[TcpSocket] = []
         for family in (socket.AF_INET, socket.AF_INET6):
             try:
-                self._dump(family, found)
+                self._dump(requests, family, found)
             except OSError as e:
                 # A kernel without IPv6 has none of its sockets either.
                 if family == socket.AF_INET6 and e.errno in {errno.ENOENT, errno.EAFNOSUPPORT}:
@@ -215,27 +212,33 @@ class SockDiag:
                 continue
             yield from _messages(self._buffer, size, {})
 
-    def _subscribe(self) -> None:
-        assert self._closings is not None
+    def _connect(self) -> socket.socket:
+        try:
+            requests, closings = _netlink(), _netlink()
+        except OSError as e:
+            raise SourceError(f"netlink sock_diag: {e.strerror}") from e
+        requests.settimeout(2)
         try:
             for group in _DESTROY_GROUPS:
-                self._closings.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
-            self._closings.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 2 << 20)
+                closings.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
+            closings.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 2 << 20)
+            self._closings = closings
         except OSError:
-            self._closings.close()
-            self._closings = None
+            closings.close()
+        self._requests = requests
+        return requests
 
-    def _dump(self, family: int, found: list[TcpSocket]) -> None:
+    def _dump(self, requests: socket.socket, family: int, found: list[TcpSocket]) -> None:
         self._sequence += 1
         request = struct.pack(
             "=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _ALL_BUT_TIME_WAIT
         )
         size = _HEADER.size + len(request)
         header = _HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, self._sequence, 0)
-        self._requests.send(header + request)
+        requests.send(header + request)
         layouts: dict[int, _Layout] = {}
         while True:
-            size = self._requests.recv_into(self._buffer)
+            size = requests.recv_into(self._buffer)
             kind, _, sequence = _HEADER.unpack_from(self._buffer)[1:4]
             if sequence != self._sequence:
                 continue  # the rest of a dump that was given up

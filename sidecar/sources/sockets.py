@@ -33,9 +33,19 @@ PEERS = 16
 OTHER = "other"
 CANDIDATES = 1024
 """Peers without series whose traffic is remembered to see whether they became busy."""
+BUSIER = 1 << 16
+"""Bytes by which such a peer must have outgrown twice the least busy one of those with series."""
+HALVING = 128
+"""Rounds in which what counts as busy fades to half: after a restart peers have new addresses."""
 GRACE = 2
 """Rounds that a socket may be missing before it is taken for closed: its final counters come a
 moment after it left the kernel's table."""
+MISSING = 4096
+"""Sockets remembered that left the kernel's table while a process may hold them on, as one that
+its peer reset: their end comes when the process closes them."""
+WALK_EVERY = 60
+"""Rounds after which descriptors are walked again though no socket came or went: processes pass
+sockets on."""
 
 Totals = tuple[int, ...]
 """Sums of TcpCounters, field by field; no longer 32 bits wide."""
@@ -54,16 +64,21 @@ def plus(a: Totals, b: Totals) -> Totals:
 
 
 def growth(new: Totals, old: Totals) -> Totals:
-    """Subtracts field by field; counters of 32 bits wrap."""
+    """Subtracts field by field; counters of 32 bits wrap.
+
+    A socket that was disconnected to be connected again begins anew: all of `new` is growth then.
+    """
     a0, a1, a2, a3, a4, a5, a6, a7 = new
     b0, b1, b2, b3, b4, b5, b6, b7 = old
     grown = a0 - b0, a1 - b1, a2 - b2, a3 - b3, a4 - b4, a5 - b5, a6 - b6, a7 - b7
     if min(grown) >= 0:
         return grown
-    return tuple(
-        max(change, 0) if index not in _NARROW else change % (1 << 32)
-        for index, change in enumerate(grown)
+    wrapped = tuple(
+        change % (1 << 32) if index in _NARROW else change for index, change in enumerate(grown)
     )
+    if min(wrapped) < 0 or any(wrapped[index] >= 1 << 31 for index in _NARROW):
+        return new
+    return wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +98,7 @@ class RankSockets:
     closed_read: int = 0
     """Closed connections whose final counters were read."""
     closed_unread: int = 0
-    """Closed connections that count only up to the reading before."""
+    """Closed connections that count only up to the reading before, at first at least."""
     send_queue: int = 0
     receive_queue: int = 0
     states: Mapping[str, int] = field(default_factory=dict)
@@ -103,6 +118,7 @@ class SocketSnapshot:
             containers are not in it.
         info_length: bytes of struct tcp_info on this kernel (see COUNTERS_SINCE).
         sockets: all of the namespace but the agent's own.
+        overruns: times that more connections closed between two readings than the kernel keeps.
     """
 
     send_queue: int
@@ -110,23 +126,34 @@ class SocketSnapshot:
     rank_of: Mapping[bytes, str]
     info_length: int
     sockets: tuple[TcpSocket, ...] = ()
+    overruns: int = 0
 
 
 class _Connection:
     """One socket through its life."""
 
-    __slots__ = ("counted", "inode", "key", "owner", "peer", "pending", "raw", "resolved", "seen")
+    __slots__ = (
+        *("counted", "inode", "key", "missed", "owner", "peer", "pending", "ports", "raw"),
+        *("remote", "resolved", "seen"),
+    )
 
     def __init__(self, sock: TcpSocket) -> None:
-        self.key = sock.key
-        self.peer = address(sock.family, sock.remote)
+        self.meet(sock)
         self.inode = sock.inode
         self.owner: str | None = None
         self.resolved = False
         self.counted: Totals = ZERO
         self.pending: Totals = ZERO
+        """What it counted while nobody of the pod was known to hold it."""
         self.raw = b""
         self.seen = 0
+        self.missed = False
+
+    def meet(self, sock: TcpSocket) -> None:
+        """Takes the other end from the socket: a descriptor may be connected again."""
+        self.ports, self.remote = sock.ports, sock.remote
+        self.key = sock.key
+        self.peer = address(sock.family, sock.remote)
 
 
 class _Ledger:
@@ -135,7 +162,8 @@ class _Ledger:
     def __init__(self) -> None:
         self.peers: dict[str, Totals] = {}
         self.other = ZERO
-        self.rest: dict[str, int] = {}
+        self.volumes: dict[str, int] = {}
+        """Bytes by peer, faded; of the peers with series and of CANDIDATES others."""
         self.closed_read = 0
         self.closed_unread = 0
 
@@ -151,8 +179,8 @@ class _Ledger:
             self.peers[peer] = plus(self.peers.get(peer, ZERO), grown)
         else:
             self.other = plus(self.other, grown)
-            if peer in self.rest or len(self.rest) < CANDIDATES:
-                self.rest[peer] = self.rest.get(peer, 0) + _volume(grown)
+        if peer in self.volumes or peer in self.peers or len(self.volumes) < PEERS + CANDIDATES:
+            self.volumes[peer] = self.volumes.get(peer, 0) + _volume(grown)
 
     def promote(self) -> None:
         """Gives the busiest peer of the rest a series of its own if it outgrew the least busy.
@@ -160,20 +188,24 @@ class _Ledger:
         Both sides stay counters: the one that leaves goes on in `other`, the one that comes
         starts anew.
         """
-        if not self.rest:
+        rest = self.volumes.keys() - self.peers.keys()
+        if not rest:
             return
-        busiest = max(self.rest, key=lambda peer: self.rest[peer])
-        least = min(self.peers, key=lambda peer: _volume(self.peers[peer]))
-        if self.rest[busiest] > 2 * _volume(self.peers[least]):
+        busiest = max(rest, key=lambda peer: self.volumes[peer])
+        least = min(self.peers, key=lambda peer: self.volumes.get(peer, 0))
+        if self.volumes[busiest] > 2 * self.volumes.get(least, 0) + BUSIER:
             self.other = plus(self.other, self.peers.pop(least))
-            self.rest[least] = 0
-            del self.rest[busiest]
             self.peers[busiest] = ZERO
+
+    def fade(self) -> None:
+        """Halves what the peers count as busy with; who is forgotten makes room."""
+        self.volumes = {peer: n // 2 for peer, n in self.volumes.items() if n > 1}
 
 
 def _scrape(sock: TcpSocket, own_port: bytes) -> bool:
+    # A peer's port of the same number is the peer's own affair.
     ports = sock.ports
-    return ports.startswith(own_port) or ports.endswith(own_port)
+    return ports.startswith(own_port) or (ports.endswith(own_port) and sock.local == sock.remote)
 
 
 def _volume(totals: Totals) -> int:
@@ -188,6 +220,8 @@ class SocketTable:
         descriptors: who holds which socket.
         view: returns the pod's processes.
         own_port: returns the port of the agent's own /metrics: scrapes are not the pod's traffic.
+        shared: whether the network namespace is the machine's (hostNetwork): a socket that no
+            process of the pod is seen to hold is then another pod's.
     """
 
     def __init__(
@@ -197,14 +231,18 @@ class SocketTable:
         *,
         view: Callable[[], PodView],
         own_port: Callable[[], int] = lambda: 0,
+        shared: bool = False,
     ) -> None:
         self._diag = diag
         self._descriptors = descriptors
         self._view = view
         self._own_port = own_port
+        self._unheld = None if shared else ""
         self._open: dict[int, _Connection] = {}
+        self._missing: dict[int, _Connection] = {}
         self._ledgers: dict[str, _Ledger] = {}
         self._walked: PodView | None = None
+        self._walk_due = 0
         self._round = 0
         self._info_length = 0
         self.snapshot: SocketSnapshot | None = None
@@ -236,6 +274,8 @@ class SocketTable:
             self._close(sock)
         self._forget()
         for ledger in self._ledgers.values():
+            if self._round % HALVING == 0:
+                ledger.fade()
             ledger.promote()
         self.snapshot = self._snapshot(sockets)
 
@@ -250,8 +290,11 @@ class SocketTable:
         for sock in sockets:
             connection = self._open.get(sock.cookie)
             if connection is None:
-                connection = self._open[sock.cookie] = _Connection(sock)
+                connection = self._missing.pop(sock.cookie, None) or _Connection(sock)
+                self._open[sock.cookie] = connection
             connection.seen = self._round
+            if sock.remote != connection.remote or sock.ports != connection.ports:
+                connection.meet(sock)
             if sock.inode:
                 connection.inode = sock.inode
             if sock.state != LISTEN:
@@ -265,21 +308,21 @@ class SocketTable:
         now = counters(info)
         grown = growth(now, connection.counted)
         connection.counted = now
-        if not connection.resolved:
+        if connection.owner is None:
             connection.pending = plus(connection.pending, grown)
-        elif connection.owner is not None:
+        else:
             self._ledger(connection.owner).add(connection.peer, grown)
 
     def _resolve(self) -> None:
         view = self._view()
         waiting = [c for c in self._open.values() if not c.resolved and c.inode]
-        if not waiting and self._walked is view:
+        if not waiting and self._walked is view and self._round < self._walk_due:
             return
         pids = sorted(
             {*view.rank_of, *view.watched}, key=lambda pid: (view.processes[pid].start, pid)
         )
         self._descriptors.walk(pids)
-        self._walked = view
+        self._walked, self._walk_due = view, self._round + WALK_EVERY
         owners: dict[int, str] = {}
         for pid in pids:
             held = self._descriptors.get(pid)
@@ -288,9 +331,13 @@ class SocketTable:
                 for inode in held.sockets:
                     # An inherited socket is its oldest holder's.
                     owners.setdefault(inode, rank.rank if rank else "")
+        for connection in self._open.values():
+            if connection.resolved and connection.owner is not None:
+                # From here on it counts for whom it was passed to.
+                connection.owner = owners.get(connection.inode, connection.owner)
         # Without the right to look into processes all is the pod's, or its only rank's.
         fallback = None
-        if self._descriptors.denied:
+        if self._descriptors.denied and self._unheld is not None:
             fallback = view.ranks[0].rank if len(view.ranks) == 1 else ""
         for connection in waiting:
             self._own(connection, owners.get(connection.inode, fallback))
@@ -299,7 +346,7 @@ class SocketTable:
         connection.owner, connection.resolved = owner, True
         if owner is not None and connection.pending is not ZERO:
             self._ledger(owner).add(connection.peer, connection.pending)
-        connection.pending = ZERO
+            connection.pending = ZERO
 
     def _ledger(self, owner: str) -> _Ledger:
         ledger = self._ledgers.get(owner)
@@ -308,25 +355,33 @@ class SocketTable:
         return ledger
 
     def _close(self, sock: TcpSocket) -> None:
-        if not any(counters(sock.info)):
-            self._open.pop(sock.cookie, None)
+        known = self._open.pop(sock.cookie, None) or self._missing.pop(sock.cookie, None)
+        final = any(counters(sock.info))
+        if not final and (known is None or not known.raw):
             return
-        connection = self._open.pop(sock.cookie, None) or _Connection(sock)
-        self._count(connection, sock.info)
+        connection = known or _Connection(sock)
+        if final:  # none are left of one that the process itself reset
+            self._count(connection, sock.info)
         if not connection.resolved:
             # Shorter than a round: nobody saw who held it, so it is the pod's.
-            self._own(connection, "")
-        if connection.owner is not None:
-            self._ledger(connection.owner).closed_read += 1
+            self._own(connection, self._unheld)
+        if connection.owner is not None and not connection.missed:
+            ledger = self._ledger(connection.owner)
+            ledger.closed_read += final
+            ledger.closed_unread += not final
 
     def _forget(self) -> None:
         gone = [cookie for cookie, c in self._open.items() if self._round - c.seen >= GRACE]
         for cookie in gone:
             connection = self._open.pop(cookie)
             if not connection.resolved:
-                self._own(connection, "")
-            if connection.owner is not None and connection.raw:
+                self._own(connection, self._unheld)
+            if connection.owner is not None and connection.raw and not connection.missed:
                 self._ledger(connection.owner).closed_unread += 1
+            connection.missed = True
+            self._missing[cookie] = connection
+        while len(self._missing) > MISSING:
+            del self._missing[next(iter(self._missing))]
         ranks = {rank.rank for rank in self._view().ranks}
         for name in self._ledgers.keys() - ranks - {""}:
             del self._ledgers[name]
@@ -357,6 +412,7 @@ class SocketTable:
             rank_of=rank_of,
             info_length=self._info_length,
             sockets=tuple(sockets),
+            overruns=self._diag.overruns,
         )
 
 

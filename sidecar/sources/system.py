@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from sidecar.sources.errors import MalformedError
 from sidecar.sources.files import read
 
+FIRST_LINE = 512
+"""Bytes that hold the first line of /proc/stat, which grows with the machine."""
+
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
@@ -61,7 +64,7 @@ class SystemFS:
 
     def cpu_times(self) -> CpuTimes:
         """Returns the machine's CPU times; raises OSError or MalformedError."""
-        return parse_cpu_times(read(f"{self._root}/stat"))
+        return parse_cpu_times(read(f"{self._root}/stat", limit=FIRST_LINE))
 
     def available_memory(self) -> int | None:
         """Returns bytes available without swapping; raises OSError or MalformedError."""

@@ -197,21 +197,25 @@ class TreeTable:
         waited_before: dict[int, int] = {}
         self._ended = []
         for parent, below in by_parent.items():
-            waiting: list[tuple[_Record, int]] = []
+            base = waited = 0
             if parent is not None:
                 before = self._records.get(parent, records[parent]).waited_faults
                 base = self._waited_before.get(parent, before)
-                faults = sum(record.counts.minor_faults for record, _ in below)
-                if 0 < faults <= records[parent].waited_faults - base:
-                    continue
-                waiting = [ended for ended in below if self._round - ended[1] < PATIENCE]
-                if waiting:
+                waited = records[parent].waited_faults - base
+            # One that nobody waits for must not hide that the parent has the others.
+            for record, since in sorted(below, key=lambda ended: -ended[0].counts.minor_faults):
+                faults = record.counts.minor_faults
+                if 0 < faults <= waited:
+                    waited -= faults
+                    base += faults
+                elif parent is not None and self._round - since < PATIENCE:
                     waited_before[parent] = base
-                    self._ended += waiting
-            for record, since in below:
-                if (record, since) not in waiting and record.rank in ledgers:
+                    self._ended.append((record, since))
+                elif record.rank in ledgers:
                     ledger = ledgers[record.rank]
                     ledger.left = _plus(ledger.left, record.counts)
+            if parent is not None and parent in waited_before:
+                waited_before[parent] = base
         self._waited_before = waited_before
 
     def _add(self, records: Mapping[int, _Record], ledgers: Mapping[str, _Ledger]) -> None:

@@ -128,10 +128,15 @@ class Sandbox:
             input=stdin,
         ).stdout
 
-    def sidecar(self, *, port: int = PORT, **env: str) -> subprocess.Popen[str]:
+    def sidecar(
+        self, *, port: int = PORT, stderr: int = subprocess.PIPE, **env: str
+    ) -> subprocess.Popen[str]:
         """Starts the real agent and waits until it serves, on the given port."""
         process = self.start(
-            sys.executable, "-m", "sidecar", env={"PYTHONPATH": str(ROOT), **env}, cwd=str(ROOT)
+            *(sys.executable, "-m", "sidecar"),
+            env={"PYTHONPATH": str(ROOT), **env},
+            cwd=str(ROOT),
+            stderr=stderr,
         )
         self.until(lambda: self.get("/healthz", port)[0] == 200)
         return process

@@ -1,8 +1,17 @@
 """The agent as a process: its port, its signals, its leaving."""
 
+import errno
+import os
 import signal
+import socket
+import threading
 import time
 
+import pytest
+
+from sidecar.agent import Agent
+from sidecar.config import Config
+from sidecar.web import CONCURRENT, PATIENCE, listen
 from tests.sidecar.sandbox import Sandbox
 
 
@@ -71,3 +80,98 @@ def test_a_client_that_sends_nothing_does_not_keep_others_waiting(sandbox: Sandb
     assert idle.stdout is not None
     assert idle.stdout.readline() == "held\n"
     assert sandbox.get("/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("bind", ["10.1.2.3", "fd00::77", "no address"])
+def test_an_address_that_nobody_has_is_named_and_it_serves_on_all(
+    sandbox: Sandbox, bind: str
+) -> None:
+    agent = sandbox.sidecar(KITTY_BIND=bind)
+    sandbox.signal(agent, signal.SIGTERM)
+    _, log = agent.communicate()
+    assert bind in log
+
+
+def test_a_log_that_nobody_reads_makes_no_failure(sandbox: Sandbox) -> None:
+    """Under restartPolicy Never another status than 0 fails the pod, and with it the Job."""
+    read, write = os.pipe()
+    os.close(read)
+    agent = sandbox.sidecar(
+        KITTY_LIFECYCLE="ordinary", KITTY_RESTART_POLICY="Never", KITTY_PROC="/none", stderr=write
+    )
+    os.close(write)
+    assert agent.wait(timeout=20) == 0
+
+
+def test_signals_meant_for_trainers_do_not_end_it(sandbox: Sandbox) -> None:
+    agent = sandbox.sidecar()
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        sandbox.signal(agent, number)
+    assert sandbox.get("/healthz")[0] == 200
+    sandbox.signal(agent, signal.SIGTERM)
+    agent.communicate(timeout=5)
+    assert agent.returncode == 0
+
+
+def test_clients_that_trickle_do_not_keep_others_away(sandbox: Sandbox) -> None:
+    """Each sends a byte now and then, for ever: more of them than there are places."""
+    sandbox.sidecar()
+    trickle = sandbox.python(
+        "import socket, sys, time\n"
+        "held = [socket.create_connection(('127.0.0.1', 9100)) for _ in range(40)]\n"
+        "print('held', flush=True)\n"
+        "while True:\n"
+        "    for each in held:\n"
+        "        try: each.send(b'G')\n"
+        "        except OSError: pass\n"
+        "    time.sleep(0.5)\n"
+    )
+    assert trickle.stdout is not None
+    assert trickle.stdout.readline() == "held\n"
+    time.sleep(PATIENCE + 0.5)  # what is younger is not taken for a client that hangs
+    assert [sandbox.get("/healthz")[0] for _ in range(5)] == [200] * 5
+
+
+def test_fifty_scrapes_at_a_time_are_all_answered(sandbox: Sandbox) -> None:
+    sandbox.sidecar()
+    answers = sandbox.run(
+        "/usr/bin/python3",
+        "-c",
+        "import concurrent.futures, urllib.request\n"
+        "def get(_):\n"
+        "    with urllib.request.urlopen('http://127.0.0.1:9100/metrics', timeout=20) as a:\n"
+        "        return a.status if a.read().endswith(b'\\n') else 0\n"
+        "with concurrent.futures.ThreadPoolExecutor(50) as pool:\n"
+        "    print(set(pool.map(get, range(100))))\n",
+    )
+    assert answers == "{200}\n"
+
+
+def test_a_thread_that_cannot_be_started_costs_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pod's limit of processes is reached for a while."""
+    server = listen(lambda environ, start: [], bind="127.0.0.1", port=0)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for _ in range(CONCURRENT + 1):
+        client, far = socket.socketpair()
+        with client, far, pytest.raises(RuntimeError):
+            server.process_request(client, "someone")
+    server.server_close()
+
+
+def test_without_a_socket_to_serve_on_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    agent = Agent(Config(port=0, bind="127.0.0.1"))
+    with monkeypatch.context() as patch:
+        patch.setattr("sidecar.agent.listen", refuse)
+        agent.listen()
+    assert agent.port == 0
+    agent.listen()
+    assert agent.port
+    agent.sampler.start()
+    agent.close()

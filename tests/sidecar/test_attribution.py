@@ -111,6 +111,18 @@ def test_containers_do_not_count_where_they_are_the_agents_own() -> None:
     assert pod.watched == {10}
 
 
+def test_a_clean_environment_below_a_watched_process_is_watched() -> None:
+    """Also where all share the agent's control group, and only the tree tells."""
+    pod = view(
+        process(10, container=OWN),
+        process(11, 10, container=OWN, watch=None),
+        process(12, 11, container=OWN, watch=None, rank="4"),
+        process(30, 1, container=OWN, watch=None, rank="5"),
+    )
+    assert pod.watched == {10, 11, 12}
+    assert ranks(pod) == {"4": ((12,), (12,))}
+
+
 def test_a_process_that_says_no_is_not_watched_nor_what_it_starts() -> None:
     pod = view(
         process(10), process(11, 10, watch=False), process(12, 11, watch=None, container=OWN)

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 
-from sidecar.guard import SERIES_A_GPU, SERIES_A_POD, SERIES_A_RANK, Guard
+from sidecar.guard import OWNERS, SERIES_A_GPU, SERIES_A_POD, SERIES_A_RANK, Guard
 from sidecar.sampler import Rounds
 
 
@@ -101,3 +101,36 @@ def test_a_hostile_label_is_escaped() -> None:
     text = page(Fixed("c", gauge("a_gauge", 1, comm='x"} 1\nforged 2\\')))
     assert "\nforged" not in text
     assert r'comm="x\"} 1\nforged 2\\"' in text
+
+
+def test_what_a_collector_left_out_itself_is_counted_too() -> None:
+    bounded = Fixed("c", gauge("a_gauge"))
+    bounded.left_out = 7  # type: ignore[attr-defined] # only collectors with a bound have it
+    assert 'kitty_series_dropped_total{collector="c",job="llm"} 7.0' in page(bounded)
+
+
+def test_a_sample_with_the_labels_of_another_is_left_out() -> None:
+    """Prometheus refuses the second one, with a warning at every scrape."""
+    twice = gauge("a_gauge", 2, x="y")
+    twice.add_metric(["y", "0"], 9)
+    text = page(Fixed("c", twice))
+    assert [line for line in text.splitlines() if line.startswith("a_gauge")] == [
+        'a_gauge{n="0",x="y"} 0.0',
+        'a_gauge{n="1",x="y"} 1.0',
+    ]
+    assert 'kitty_series_dropped_total{collector="c",job="llm"} 1.0' in text
+
+
+def test_a_family_is_served_once() -> None:
+    text = page(Fixed("a", gauge("a_gauge", 1)), Fixed("b", gauge("a_gauge", 2)))
+    assert text.count("# TYPE a_gauge") == 1
+    assert 'kitty_series_dropped_total{collector="b",job="llm"} 2.0' in text
+
+
+def test_ranks_without_end_are_bounded() -> None:
+    family = GaugeMetricFamily("a_gauge", "text", labels=["rank"])
+    for rank in range(OWNERS + 30):
+        family.add_metric([str(rank)], 1)
+    text = page(Fixed("c", family))
+    assert text.count("\na_gauge{") == OWNERS
+    assert 'kitty_series_dropped_total{collector="c",job="llm"} 30.0' in text

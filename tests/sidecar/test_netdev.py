@@ -72,3 +72,18 @@ def test_a_node_of_many_devices_is_bounded(tmp_path: Path, known: bool) -> None:
     (received,) = [f for f in collector.collect() if f.name == "kitty_network_receive_bytes"]
     devices = [sample.labels["device"] for sample in received.samples]
     assert devices == (["eth0"] if known else [f"veth{i}" for i in range(8)])
+    assert collector.left_out == (0 if known else (301 - 8) * 8)
+
+
+def test_addresses_beyond_the_bound_are_counted(tmp_path: Path) -> None:
+    fixture = Fixture(tmp_path)
+    procfs = ProcFS(str(fixture.proc))
+    collector = NetdevCollector(
+        Pod(procfs, ProcessTable(procfs, own_pid=2), Config()),
+        addresses=lambda: [InterfaceAddress(f"10.0.0.{n}", 2) for n in range(1, 31)],
+        device_name=lambda index: "eth0",
+        proc=str(fixture.proc),
+    )
+    collector.sample()
+    (info,) = [f for f in collector.collect() if f.name == "kitty_pod_address_info"]
+    assert (len(info.samples), collector.left_out) == (16, 14)

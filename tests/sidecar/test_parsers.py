@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from sidecar.sources import cgroup, cgroup_mounts, maps, netdev, numa, procfs, snmp, system
 from sidecar.sources.addresses import parse_address
 from sidecar.sources.errors import MalformedError
+from sidecar.sources.files import read
 from tests.sidecar import fixture
 
 STAT = (
@@ -216,3 +218,10 @@ def test_memory_on_nodes_of_other_cpus_is_misplaced() -> None:
     assert numa.misplaced(memory, frozenset({0}), nodes) == 0.6
     assert numa.misplaced(memory, frozenset({0, 2}), nodes) == 0
     assert numa.misplaced({}, frozenset({0}), nodes) is None
+
+
+def test_a_file_of_many_records_is_read_to_its_end() -> None:
+    """The kernel answers a page at a time, and shorter than asked for."""
+    assert len(read("/proc/kallsyms", limit=50_000)) == 50_000
+    mounts = Path("/proc/self/mountinfo")
+    assert read(str(mounts)) == mounts.read_bytes()

@@ -280,3 +280,17 @@ def test_real_workers_that_ended_count(sandbox: Sandbox) -> None:
     page = sandbox.scrape()
     assert page.value(CPU) >= 0.9
     assert page.value("kitty_rank_threads") == 4
+
+
+def test_one_that_nobody_waits_for_does_not_make_the_others_count_twice(ranks: Ranks) -> None:
+    ranks.process(HEAD, ticks=(100, 0, 0, 0))
+    for n in range(9):
+        ranks.process(20 + n, ticks=(10, 0, 0, 0), faults=(40, 0, 0, 0))
+    ranks.process(WORKER, ticks=(7, 0, 0, 0), faults=(30, 0, 0, 0))
+    ranks.sample()
+    for pid in (*range(20, 29), WORKER):
+        ranks.end(pid)
+    ranks.process(HEAD, ticks=(100, 0, 90, 0), faults=(100, 9 * 40, 0, 0))
+    for _ in range(4):
+        page = ranks.sample()
+    assert page[CPU] == 197 / TICKS

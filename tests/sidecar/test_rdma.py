@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.attribution import PodView
 from sidecar.collectors.base import Reason, UnavailableError
-from sidecar.collectors.rdma import RdmaCollector
+from sidecar.collectors.rdma import PORTS, RdmaCollector
 from sidecar.config import Config
 from sidecar.pod import Pod
 from sidecar.sources.descriptors import DescriptorTable
@@ -210,3 +210,36 @@ def test_an_empty_pod_has_no_transport(fixture: Fixture) -> None:
     rdma.collector.sample()
     rdma.collector.sample()
     assert not [s for f in rdma.collector.collect() for s in f.samples if "transport" in f.name]
+
+
+def test_events_never_fall(fixture: Fixture) -> None:
+    """A port that refuses a counter, leaves, comes back, or is reset takes nothing away."""
+    drops = fixture.sys / "class/infiniband/rdmap0s6/ports/1/hw_counters/rx_drops"
+    rdma = Rdma(fixture)
+
+    def seen() -> float:
+        return rdma.sample()["kitty_rdma_events"]["rx_drops"]
+
+    assert seen() == 2
+    device(fixture, "rdmap1s6", 3, {"hw_counters": {"rx_drops": 1000}})
+    assert seen() == 2, "what a port counted before it was known did not happen now"
+    drops.write_text("7")
+    assert seen() == 7
+    drops.write_text("no number")
+    assert seen() == 7
+    drops.write_text("8")
+    assert seen() == 8
+    drops.write_text("3")
+    assert seen() == 11
+
+
+def test_ports_beyond_the_bound_are_counted(fixture: Fixture) -> None:
+    for number in range(10, 10 + PORTS):
+        device(fixture, f"efa{number}", number, EFA)
+    rdma = Rdma(fixture)
+    page = rdma.sample()
+    left_out = rdma.collector.left_out
+    samples = len(page["kitty_rdma_transmitted_bytes"]) + len(page["kitty_rdma_received_bytes"])
+    assert len(page["kitty_rdma_transmitted_bytes"]) == PORTS
+    assert samples + left_out == 2 * (PORTS + 3)
+    assert page["kitty_rdma_events"]["rx_drops"] == 2 * (PORTS + 1)

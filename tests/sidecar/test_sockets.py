@@ -1,11 +1,14 @@
 """Every figure belongs to the rank whose process holds the socket."""
 
+import re
 import subprocess
+import sys
+import urllib.request
 
 import pytest
 
 from sidecar.sources.sockets import growth, plus
-from tests.sidecar.sandbox import Sandbox
+from tests.sidecar.sandbox import ROOT, Page, Sandbox, parse
 
 SENDER = """
 import socket, sys, time
@@ -263,3 +266,192 @@ def test_counters_of_32_bits_wrap() -> None:
     new = (6, 200, 100, 20, 0, 0, 0, 0)
     assert growth(new, old) == (1, 100, 0, 30, 0, 0, 0, 0)
     assert plus(old, growth(new, old))[3] == 2**32 + 20
+
+
+def test_growth_of_a_socket_that_began_anew_is_all_it_has() -> None:
+    old = (5, 100, 100, 2**20, 9, 9, 9, 9)
+    assert growth((0, 3, 0, 1, 0, 0, 0, 0), old) == (0, 3, 0, 1, 0, 0, 0, 0)
+    assert growth((0, 100, 100, 1, 9, 9, 9, 9), old) == (0, 100, 100, 1, 9, 9, 9, 9)
+
+
+STEPS = """
+import ctypes, os, socket, struct, sys, time
+listener = socket.create_server(('127.0.0.1', 5001))
+def step():
+    print('done', flush=True)
+    sys.stdin.readline()
+def pair():
+    client = socket.create_connection(('127.0.0.1', 5001))
+    return client, listener.accept()[0]
+def pour(here, there, size):
+    here.sendall(b'x' * size)
+    while size:
+        size -= len(there.recv(size))
+"""
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    """Lets a process of STEPS do its next step, and waits until it has."""
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    assert line(process) == "done"
+
+
+def received(sandbox: Sandbox) -> float:
+    return sum(sandbox.scrape().values("kitty_tcp_received_bytes_total"))
+
+
+def test_a_connection_that_its_peer_reset_counts_once(sandbox: Sandbox) -> None:
+    """It leaves the kernel's table at once, and ends when the process closes it, hours later."""
+    rank = sandbox.python(
+        STEPS + "client, server = pair()\npour(client, server, 50000)\nstep()\n"
+        "server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))\n"
+        "server.close()\nstep()\n"
+        "client.close()\npour(*pair(), 7)\nstep()\n",
+        KITTY_WATCH="1",
+        RANK="0",
+    )
+    sandbox.sidecar()
+    assert line(rank) == "done"
+    sent, closed = "kitty_tcp_delivered_bytes_total", "kitty_tcp_closed_connections_total"
+    sandbox.until(lambda: sandbox.scrape().values(sent, rank="0") == [50001.0])
+    go(rank)
+    sandbox.until(
+        lambda: sandbox.scrape().values(closed, rank="0", counted="to_the_reading_before") == [1.0]
+    )
+    go(rank)
+    sandbox.until(lambda: sandbox.scrape().values(closed, rank="", counted="to_the_end") == [2.0])
+    page = sandbox.scrape()
+    assert page.value(sent, rank="0") == 50001
+    assert page.value("kitty_tcp_received_bytes_total", rank="0") == 50000
+    assert sum(page.values(sent)) < 50001 + 20
+    assert sum(page.values(closed)) == 4
+
+
+def test_a_socket_that_is_connected_again(sandbox: Sandbox) -> None:
+    """Its counters begin anew; the kernel's number of it stays."""
+    rank = sandbox.python(
+        STEPS + "client, server = pair()\n"
+        "for _ in range(20): pour(client, server, 1000)\nstep()\n"
+        "ctypes.CDLL(None).connect(client.fileno(), struct.pack('=H14x', 0), 16)\n"
+        "client.connect(('127.0.0.1', 5001))\npour(client, listener.accept()[0], 1000)\nstep()\n",
+        KITTY_WATCH="1",
+        RANK="0",
+    )
+    sandbox.sidecar()
+    assert line(rank) == "done"
+    sandbox.until(lambda: received(sandbox) == 20000)
+    before = sandbox.scrape().value("kitty_tcp_sent_segments_total", rank="0")
+    go(rank)
+    sandbox.until(lambda: received(sandbox) >= 21000)
+    after = sandbox.scrape().value("kitty_tcp_sent_segments_total", rank="0")
+    assert before <= after <= before + 10
+
+
+def test_what_a_process_sent_before_it_was_known_counts(sandbox: Sandbox) -> None:
+    """Sockets are read twice as often as processes."""
+    sink = sandbox.python(SINK, "5001")
+    assert line(sink) == "listening"
+    sandbox.sidecar()
+    sandbox.until(lambda: sandbox.scrape().values("kitty_collector_up", collector="tcp") == [1.0])
+    ranks = 4
+    for rank in range(ranks):
+        sender = sandbox.python(SENDER, "5001", "160000", KITTY_WATCH="1", RANK=str(rank))
+        assert line(sender).startswith("sent")
+    sent = "kitty_tcp_delivered_bytes_total"
+    sandbox.until(
+        lambda: all(
+            sandbox.scrape().values(sent, rank=str(rank)) == [160001.0] for rank in range(ranks)
+        )
+    )
+
+
+def test_a_socket_that_is_passed_on(sandbox: Sandbox) -> None:
+    """A launcher accepts and gives the connection to its rank, as inetd and sshd do."""
+    launcher = sandbox.python(
+        STEPS + "server = pair()\nhere, there = socket.socketpair()\n"
+        "if os.fork() == 0:\n"
+        "    there.set_inheritable(True)\n"
+        "    os.execve(sys.executable, [sys.executable, '-c', sys.argv[1], str(there.fileno())],\n"
+        "              {**os.environ, 'RANK': '3'})\n"
+        "pour(*server, 1000)\nstep()\n"
+        "socket.send_fds(here, [b'x'], [server[1].fileno()])\nserver[1].close()\nhere.recv(1)\n"
+        "server[0].sendall(b'x' * 500)\nstep()\n",
+        "import socket, sys\n"
+        "there = socket.socket(fileno=int(sys.argv[1]))\n"
+        "passed = socket.fromfd(socket.recv_fds(there, 1, 1)[1][0], 2, 1)\n"
+        "new = socket.create_connection(('127.0.0.1', 5001))\nthere.send(b'x')\n"
+        "sys.stdin.read()\n",
+        KITTY_WATCH="1",
+    )
+    sandbox.sidecar()
+    assert line(launcher) == "done"
+    name = "kitty_tcp_received_bytes_total"
+    sandbox.until(lambda: sandbox.scrape().values(name, rank="") == [1000.0])
+    go(launcher)
+    sandbox.until(lambda: received(sandbox) == 1500)
+    sandbox.until(
+        lambda: (
+            sandbox.scrape().values("kitty_tcp_rx_queue_bytes", rank="3") == [500.0]
+            and sandbox.scrape().values("kitty_tcp_rx_queue_bytes", rank="") == [0.0]
+        )
+    )
+
+
+def test_a_peers_port_of_the_same_number_is_no_scrape(sandbox: Sandbox) -> None:
+    """A rendezvous may well be at port 9100 of another pod."""
+    sandbox.run("ip", "addr", "add", "127.0.7.7/8", "dev", "lo")
+    sandbox.python(
+        "import socket, sys\n"
+        "l = socket.create_server(('127.0.7.7', 9100))\n"
+        "c = socket.create_connection(('127.0.7.7', 9100), 9, ('127.0.0.1', 0))\n"
+        "c.sendall(b'x' * 1000)\n"
+        "sys.stdin.read()\n",
+        KITTY_WATCH="1",
+        RANK="0",
+    )
+    sandbox.sidecar(KITTY_BIND="127.0.0.1")
+    name = "kitty_tcp_peer_delivered_bytes_total"
+    sandbox.until(lambda: sandbox.scrape().values(name, rank="0", peer="127.0.7.7") == [1001.0])
+
+
+def test_in_the_machines_network_what_nobody_holds_is_not_the_pods(sandbox: Sandbox) -> None:
+    """With hostNetwork the kernel tells of the connections of every pod of the node."""
+    inner = ["nsenter", f"--target={sandbox.init}", "--pid", "--mount", "--"]
+    sandbox.enter = inner
+    if sandbox.run("sh", "-c", "ls /proc/sys/net/core").find("netdev_budget\n") < 0:
+        pytest.skip("the tests do not run in the machine's own network namespace")
+    script = (
+        STEPS.replace("('127.0.0.1', 5001)", "('127.0.0.1', 0)").replace(
+            "create_connection(('127.0.0.1', 0))", "create_connection(listener.getsockname())"
+        )
+        + "held = pair()\npour(*held, 100)\nstep()\n"
+        "for _ in range(20):\n    a, b = pair()\n    pour(a, b, 5000)\n"
+        "    a.close()\n    b.close()\n"
+        "held[1].close()\ntime.sleep(1)\npour(*pair(), 11)\nstep()\n"
+    )
+    other = sandbox.start("/usr/bin/python3", "-c", script)
+    rank = sandbox.start("/usr/bin/python3", "-c", script, env={"KITTY_WATCH": "1", "RANK": "0"})
+    agent = sandbox.start(
+        sys.executable,
+        *("-m", "sidecar"),
+        env={"PYTHONPATH": str(ROOT), "KITTY_PORT": "19777", "KITTY_BIND": "127.0.0.1"},
+        cwd=str(ROOT),
+    )
+    assert agent.stderr is not None
+    port = next(int(m[1]) for text in agent.stderr if (m := re.search(r": port (\d+)", text)))
+
+    def page() -> Page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return parse(answer.read().decode())
+
+    assert (line(other), line(rank)) == ("done", "done")
+    name = "kitty_tcp_received_bytes_total"
+    sandbox.until(lambda: page().values(name, rank="0") == [100.0])
+    go(other)
+    assert rank.poll() is None
+    sandbox.until(lambda: page().values("kitty_tcp_closed_connections_total", rank="0"))
+    last = page()
+    assert last.values(name, rank="0") == [100.0]
+    assert not last.values(name, rank="")

@@ -2,10 +2,19 @@
 
 import json
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.sidecar.sandbox import Sandbox
+from sidecar.collectors.process import ProcessCollector
+from sidecar.config import Config
+from sidecar.pod import Pod
+from sidecar.sources.descriptors import DescriptorTable
+from sidecar.sources.processes import ProcessTable
+from sidecar.sources.procfs import ProcFS
+from tests.sidecar.fixture import Fixture
+from tests.sidecar.sandbox import ROOT, Sandbox
 
 TREE = """
 import json, os, subprocess, sys
@@ -50,7 +59,7 @@ def test_a_launcher_with_two_ranks_and_their_workers(sandbox: Sandbox) -> None:
     page = sandbox.scrape()
     assert sorted(page.label("kitty_pod_info", "rank")) == ["0", "1"]
     assert set(page.label("kitty_pod_info", "job")) == {"run-7"}
-    assert sorted(page.label("proc_threads", "rank")) == ["0", "1"]
+    sandbox.until(lambda: sorted(sandbox.scrape().label("proc_threads", "rank")) == ["0", "1"])
 
 
 @pytest.mark.parametrize(
@@ -99,3 +108,47 @@ def test_a_stopped_process_shows(sandbox: Sandbox) -> None:
     sandbox.signal(trainer, signal.SIGSTOP)
     sandbox.until(lambda: sandbox.scrape().values("proc_state", state="T") == [1.0])
     assert sandbox.scrape().values("proc_state", state="S") == [0.0]
+
+
+def test_a_socket_of_any_family_counts_at_once(sandbox: Sandbox) -> None:
+    """No TCP socket came or went, and yet there is one more."""
+    rank = sandbox.python(
+        "import socket, sys\nheld = [socket.socket()]\nfor _ in sys.stdin:\n"
+        "    held += [*socket.socketpair(), socket.socket(type=socket.SOCK_DGRAM)]\n",
+        KITTY_WATCH="1",
+        RANK="0",
+    )
+    sandbox.sidecar()
+    sandbox.until(lambda: sandbox.scrape().values("proc_socket_count", rank="0") == [1.0])
+    assert rank.stdin is not None
+    rank.stdin.write("more\n")
+    rank.stdin.flush()
+    sandbox.until(lambda: sandbox.scrape().values("proc_socket_count", rank="0") == [4.0])
+
+
+def test_a_denied_environment_is_named(sandbox: Sandbox) -> None:
+    """Where the sidecar runs as another user nothing else shows why all is empty."""
+    sandbox.start("sleep", "60", env={"KITTY_WATCH": "1", "RANK": "0"})
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]
+    agent = sandbox.start(
+        *user, sys.executable, "-m", "sidecar", env={"PYTHONPATH": str(ROOT)}, cwd=str(ROOT)
+    )
+    sandbox.until(lambda: sandbox.get("/healthz")[0] == 200)
+    sandbox.until(lambda: sandbox.scrape().values("kitty_collector_up", collector="pod") == [1.0])
+    sandbox.signal(agent, signal.SIGTERM)
+    _, log = agent.communicate()
+    assert log.count("SYS_PTRACE") == 1
+
+
+def test_a_pid_that_is_another_process_by_now_is_not_served(tmp_path: Path) -> None:
+    fixture = Fixture(tmp_path)
+    fixture.process(40, environ={"KITTY_WATCH": "1", "RANK": "0"}, start=5)
+    procfs = ProcFS(str(fixture.proc))
+    pod = Pod(procfs, ProcessTable(procfs, own_pid=2), Config())
+    pod.refresh()
+    collector = ProcessCollector(pod, DescriptorTable(str(fixture.proc)), proc=str(fixture.proc))
+    collector.sample()
+    assert any(family.samples for family in collector.collect())
+    fixture.process(40, environ={}, start=9)
+    collector.sample()
+    assert not any(family.samples for family in collector.collect())
