@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_an_ordinary_sidecar_of_a_pod_that_is_over_exits_0(sandbox: Sandbox) -> 
     """Also where nobody reads its log: another status fails the pod, and with it the Job."""
     read, write = os.pipe()
     os.close(read)
-    ordinary = {"KITTY_LIFECYCLE": "ordinary", "KITTY_RESTART_POLICY": "Never"}
+    ordinary: dict[str, Any] = {"KITTY_LIFECYCLE": "ordinary", "KITTY_RESTART_POLICY": "Never"}
     unread = sandbox.sidecar(stderr=write, **ordinary)
     os.close(write)
     agent = sandbox.sidecar(port=9101, **ordinary)
