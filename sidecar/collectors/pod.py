@@ -27,25 +27,29 @@ class PodCollector:
 
     def __init__(self, pod: Pod) -> None:
         self._pod = pod
-        self._denied = False
+        self._denied: set[int] = set()
+        self._told = False
 
     def sample(self) -> None:
         """Reads the processes."""
         self._pod.refresh()
-        denied = [
+        denied = {
             pid
             for pid, process in self._pod.view.processes.items()
             # The first is the pod's own, nobody's trainer; ended ones have no environment.
             if not process.environ_readable and pid != 1 and self._pod.stats[pid].state not in "ZX"
-        ]
-        if denied and not self._denied:
+        }
+        # One round alone proves nothing: a process that is about to end is denied too.
+        lasting = denied & self._denied
+        if lasting and not self._told:
             LOG.warning(
                 "the environment of process %d (%d in all) is denied, so that its rank is unknown:"
                 " its user, or SYS_PTRACE, would allow it",
-                denied[0],
-                len(denied),
+                min(lasting),
+                len(lasting),
             )
-        self._denied = bool(denied)
+            self._told = True
+        self._denied = denied
 
     def collect(self) -> Iterator[Metric]:
         """Yields kitty_pod_info, one series a rank, kitty_watched_processes, kitty_build_info."""

@@ -86,6 +86,12 @@ def test_without_a_rank_each_containers_topmost_process_has_series() -> None:
     assert ranks(pod) == {"5": ((10, 20), (10, 11, 20))}
 
 
+def test_of_several_trees_in_a_container_the_oldest_has_series() -> None:
+    assert ranks(view(process(10), process(11, 1), process(12, 11), rank="5")) == {
+        "5": ((10,), (10, 11, 12))
+    }
+
+
 def test_the_pods_rank_gives_way_to_one_that_a_process_carries() -> None:
     assert list(ranks(view(process(10, rank="3"), rank="0"))) == ["3"]
 

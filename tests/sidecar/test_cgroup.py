@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.collectors.cgroup import short_name
+from sidecar.collectors.cgroup import CgroupCollector, short_name
+from sidecar.config import Config
+from sidecar.pod import Pod
 from sidecar.sources.cgroup import CgroupUsage
 from sidecar.sources.cgroup_mounts import CgroupFS, below, pod_path
-from sidecar.sources.procfs import parse_cgroup
+from sidecar.sources.processes import ProcessTable
+from sidecar.sources.procfs import ProcFS, parse_cgroup
 from tests.sidecar.fixture import CGROUP_1, CGROUP_2, Fixture, group
 from tests.sidecar.sandbox import ROOT, Sandbox
 
@@ -326,3 +329,42 @@ def real_groups() -> list[Path]:
     for folder in made:
         folder.rmdir()
     return []
+
+
+def test_a_working_set_is_never_negative_nor_is_headroom(fixture: Fixture, tmp_path: Path) -> None:
+    """The files are read one after the other, and the limit may be lowered below the use."""
+    group(tmp_path / "cg/c1", CGROUP_2 | {"memory.stat": "inactive_file 900000\n"})
+    group(tmp_path / "cg/c2", CGROUP_2 | {"memory.max": "1000\n"})
+    fixture.mount("self", tmp_path / "cg", root="/")
+    first, second = usage(fixture, "0::/c1\n"), usage(fixture, "0::/c2\n")
+    assert first is not None
+    assert second is not None
+    assert (first.working_set, second.headroom) == (0, 0.0)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_left_alone(fixture: Fixture, tmp_path: Path) -> None:
+    folder = group(tmp_path / "cg/c1", {k: v for k, v in CGROUP_2.items() if k != "memory.current"})
+    os.mkfifo(folder / "memory.current")
+    pipe = os.open(folder / "memory.current", os.O_RDWR | os.O_NONBLOCK)
+    os.write(pipe, b"5\n")
+    fixture.mount("self", tmp_path / "cg", root="/")
+    found = usage(fixture, "0::/c1\n")
+    assert found is not None
+    assert found.memory is None
+    assert os.read(pipe, 9) == b"5\n"
+    os.close(pipe)
+
+
+def test_containers_beyond_the_bound_are_counted(tmp_path: Path) -> None:
+    fixture = Fixture(tmp_path / "machine")
+    group(tmp_path / "cg", {f"c{n}/{k}": v for n in range(10) for k, v in CGROUP_2.items()})
+    fixture.mount("self", tmp_path / "cg", root="/")
+    for n in range(10):
+        fixture.process(100 + n, environ={"KITTY_WATCH": "1"}, cgroup=f"0::/c{n}\n")
+    procfs = ProcFS(str(fixture.proc))
+    pod = Pod(procfs, ProcessTable(procfs, own_pid=2), Config())
+    pod.refresh()
+    collector = CgroupCollector(pod, CgroupFS(str(fixture.proc)))
+    collector.sample()
+    (used,) = [f for f in collector.collect() if f.name == "kitty_cgroup_cpu_usage_seconds"]
+    assert (len(used.samples), collector.left_out) == (8, 2 * 10)

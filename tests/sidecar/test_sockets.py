@@ -308,7 +308,7 @@ def test_a_connection_that_its_peer_reset_counts_once(sandbox: Sandbox) -> None:
         STEPS + "client, server = pair()\npour(client, server, 50000)\nstep()\n"
         "server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))\n"
         "server.close()\nstep()\n"
-        "client.close()\npour(*pair(), 7)\nstep()\n",
+        "client.close()\npour(*pair(), 7)\nstep()\npour(*pair(), 7)\nstep()\n",
         KITTY_WATCH="1",
         RANK="0",
     )
@@ -321,12 +321,22 @@ def test_a_connection_that_its_peer_reset_counts_once(sandbox: Sandbox) -> None:
         lambda: sandbox.scrape().values(closed, rank="0", counted="to_the_reading_before") == [1.0]
     )
     go(rank)
-    sandbox.until(lambda: sandbox.scrape().values(closed, rank="", counted="to_the_end") == [2.0])
+    for turn in (1, 2):
+        if turn > 1:
+            go(rank)
+        sandbox.until(
+            lambda turn=turn: (
+                sandbox.scrape().values(  # type: ignore[misc] # a default binds it
+                    "kitty_tcp_received_bytes_total", rank=""
+                )
+                == [turn * 9.0]
+            )
+        )
     page = sandbox.scrape()
     assert page.value(sent, rank="0") == 50001
     assert page.value("kitty_tcp_received_bytes_total", rank="0") == 50000
-    assert sum(page.values(sent)) < 50001 + 20
-    assert sum(page.values(closed)) == 4
+    assert sum(page.values(sent)) < 50001 + 30
+    assert page.value(closed, rank="", counted="to_the_end") == 4
 
 
 def test_a_socket_that_is_connected_again(sandbox: Sandbox) -> None:
