@@ -80,7 +80,7 @@ class Prometheus:
     """A running Prometheus; use it as a context manager, on the thread that owns the network.
 
     Args:
-        program: The folder of the programs ``prometheus`` and ``promtool``.
+        programs: The folder of the program ``prometheus``.
         directory: For its configuration and its samples; the caller removes it.
         targets: What to scrape.
         rules: Files of rules.
@@ -90,13 +90,13 @@ class Prometheus:
     def __init__(
         self,
         *,
-        program: Path,
+        programs: Path,
         directory: Path,
         targets: Sequence[Target],
         rules: Sequence[Path] = (),
         interval_s: int = 5,
     ) -> None:
-        self._program = program
+        self._programs = programs
         self._directory = directory
         self._config = configuration(targets, rules, interval_s=interval_s)
         self._process: subprocess.Popen[bytes] | None = None
@@ -114,7 +114,7 @@ class Prometheus:
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [
-                    str(self._program / "prometheus"),
+                    str(self._programs / "prometheus"),
                     f"--config.file={config}",
                     f"--storage.tsdb.path={self._directory / 'data'}",
                     f"--web.listen-address={ADDRESS}",

@@ -1,26 +1,28 @@
-"""Records what a Prometheus scrapes from the lab's job, calm and with faults, for tests of rules.
+"""Records what a Prometheus scrapes from the lab's job, calm and with faults, and what rules say.
 
-    python -m lab.record --programs FOLDER --out FILE [--fault F]... [--world N] [--rules FILE]
+    python -m lab.record --programs FOLDER --out FILE [--fault NAME[@RANK]]... [--rules FILE]
 
-A recording is a JSON document: ``interval`` (seconds between two samples), ``faults`` (name, rank,
-strength, first and last sample with the fault) and ``series`` (the notation of ``promtool test
-rules``, by series).
+A recording is a JSON document: ``interval`` (seconds between two samples), ``length`` (samples),
+``faults`` (name, rank, strength, begin and end in seconds after the first sample), ``series`` (the
+notation of ``promtool test rules``, by series) and ``verdicts`` (of the rules, by series).
 """
 
 import argparse
 import json
 import math
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.admission import AdmissionError
 from lab.cli import ending_signals
 from lab.commands import ToolError
-from lab.faults import KINDS
+from lab.faults import KINDS, Kind
 from lab.podspec import UnsupportedError
 from lab.prometheus import Prometheus, Target
 from lab.scrape import Window
@@ -29,9 +31,25 @@ from lab.story import Pace, Story, StoryError
 INTERVAL_S = 5
 SLACK_S = 15  # a series begins with the first scrape after its target is up
 JOB_ANNOTATION = "kitty.k10s.dev/job"
-HIT = 2
+SCRAPED = '{instance!=""}'  # what rules record has no instance
+VERDICTS = "kitty:verdict"
 
-EVERYTHING = '{instance!=""}'
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What happens to the job.
+
+    Attributes:
+        faults: One after the other, each with the rank that it hits.
+        healthy: Seconds before the first.
+        during: Seconds that each lasts.
+        calm: Seconds after each.
+    """
+
+    faults: Sequence[tuple[Kind, int]]
+    healthy: float
+    during: float
+    calm: float
 
 
 class Narration:
@@ -78,54 +96,55 @@ def notation(samples: Sequence[tuple[float, float]], start: float, length: int) 
 
 
 def _number(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    return f"{value:.10g}" if value == value else "NaN"
+    return "NaN" if math.isnan(value) else f"{value:.10g}"
 
 
-def series_name(labels: dict[str, str]) -> str:
+def series_name(labels: Mapping[str, str]) -> str:
     """Return a series as it is written in an expression."""
     inner = ",".join(
-        f"{name}={json.dumps(value)}" for name, value in sorted(labels.items()) if name != "__name__"
+        f"{name}={json.dumps(value)}"
+        for name, value in sorted(labels.items())
+        if name != "__name__"
     )
     return f"{labels['__name__']}{{{inner}}}"
 
 
-def record(
-    story: Story, server: Prometheus, faults: Sequence[str], *, calm: int, during: int
-) -> dict[str, Any]:
-    """Let the job run calm, then with each fault and calm after it; what Prometheus has of it."""
+def record(story: Story, server: Prometheus, plan: Plan, names: str) -> dict[str, Any]:
+    """Let the job run as planned; what Prometheus has of it.
+
+    Args:
+        story: The running job.
+        server: Scrapes it.
+        plan: Faults and calm.
+        names: Regular expression of the metrics to keep.
+    """
     start = time.time()
-    marks = []
-    wait(story, calm)
-    for name in faults:
-        kind = KINDS[name]
-        hit = min(HIT, story.world - 1)
+    faults = []
+    wait(story, plan.healthy)
+    for kind, rank in plan.faults:
         began = time.time()
-        with kind.inject(story.cluster, story.pods[hit], kind.strength):
-            story.display.mark(f"{name} at rank {hit}")
-            wait(story, during)
+        with kind.inject(story.cluster, story.pods[rank], kind.strength):
+            story.display.mark(f"{kind.name} at rank {rank}")
+            wait(story, plan.during)
         ended = time.time()
-        story.display.mark(f"{name} over")
-        marks.append(
-            {
-                "fault": name,
-                "rank": hit,
-                "strength": kind.strength,
-                "first": math.ceil((began - start) / INTERVAL_S),
-                "last": math.floor((ended - start) / INTERVAL_S),
-            }
-        )
-        wait(story, calm)
+        story.display.mark(f"{kind.name} over")
+        mark = {"begin": round(began - start, 1), "end": round(ended - start, 1)}
+        faults.append({"fault": kind.name, "rank": rank, "strength": kind.strength, **mark})
+        wait(story, plan.calm)
     length = math.floor((time.time() - start) / INTERVAL_S)
-    found = server.samples(EVERYTHING, length * INTERVAL_S + SLACK_S)
+    seconds = length * INTERVAL_S + SLACK_S
+    kept = f'{SCRAPED[:-1]},__name__=~"{names}"}}'
     return {
         "interval": INTERVAL_S,
         "length": length,
-        "start": start,
-        "faults": marks,
+        "faults": faults,
+        "verdicts": {
+            series_name(labels): notation(samples, start, length)
+            for labels, samples in server.samples(VERDICTS, seconds)
+        },
         "series": {
-            series_name(dict(labels)): notation(samples, start, length) for labels, samples in found
+            series_name(labels): notation(samples, start, length)
+            for labels, samples in server.samples(kept, seconds)
         },
     }
 
@@ -138,34 +157,47 @@ def wait(story: Story, seconds: float) -> None:
         time.sleep(min(1.0, left))
 
 
+def fault_at(text: str) -> tuple[Kind, int]:
+    """Parse ``NAME`` or ``NAME@RANK``; rank 2 where none is told."""
+    name, _, rank = text.partition("@")
+    if name not in KINDS or not re.fullmatch("[0-9]*", rank):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME or NAME@RANK: {', '.join(KINDS)}")
+    return KINDS[name], int(rank or 2)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Record; 0 done, 1 failed, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="python -m lab.record", description=__doc__)
     parser.add_argument("--programs", type=Path, required=True, help="see tools/prometheus")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--fault", action="append", choices=list(KINDS), default=[])
+    parser.add_argument("--fault", action="append", type=fault_at, default=[])
     parser.add_argument("--world", type=int, default=4)
-    parser.add_argument("--calm", type=int, default=60, help="seconds before and after each fault")
-    parser.add_argument("--during", type=int, default=60, help="seconds with each fault")
+    parser.add_argument("--healthy", type=float, default=60, help="seconds before the first fault")
+    parser.add_argument("--during", type=float, default=40, help="seconds with each fault")
+    parser.add_argument("--calm", type=float, default=40, help="seconds after each fault")
     parser.add_argument("--rules", type=Path, action="append", default=[])
+    parser.add_argument("--names", default=".+", help="regular expression of the metrics to keep")
     options = parser.parse_args(argv)
+    if any(rank >= options.world for _, rank in options.fault):
+        parser.error("a fault is at a rank that is not there")
+    plan = Plan(
+        faults=options.fault, healthy=options.healthy, during=options.during, calm=options.calm
+    )
     story = Story(display=Narration(), pace=Pace(), world=options.world)
     try:
         with ending_signals(), ExitStack() as stack:
             stack.enter_context(story)
             server = stack.enter_context(
                 Prometheus(
-                    program=options.programs,
+                    programs=options.programs,
                     directory=story.cluster.directory / "prometheus",
                     targets=targets_of(story),
                     rules=options.rules,
                     interval_s=INTERVAL_S,
                 )
             )
-            made = record(
-                story, server, options.fault, calm=options.calm, during=options.during
-            )
-        options.out.write_text(json.dumps(made, indent=1) + "\n")
+            made = record(story, server, plan, options.names)
+        options.out.write_text(json.dumps(made, indent=0) + "\n")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 1
