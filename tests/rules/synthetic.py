@@ -16,11 +16,10 @@ def growing(by_s: float, start: float = 0.0) -> str:
     return f"{start:g}+{5 * by_s:g}x{LENGTH}"
 
 
-def turning(before_s: float, after_s: float, at: int) -> str:
+def turning(before_s: float, after_s: float, at: int, length: int = LENGTH) -> str:
     """A counter whose growth a second changes at a sample."""
     turn = 5 * before_s * at
-    rest = LENGTH - at - 1
-    return f"0+{5 * before_s:g}x{at} {turn + 5 * after_s:g}+{5 * after_s:g}x{rest}"
+    return f"0+{5 * before_s:g}x{at} {turn + 5 * after_s:g}+{5 * after_s:g}x{length - at - 1}"
 
 
 @dataclass

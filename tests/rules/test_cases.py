@@ -203,16 +203,9 @@ def test_ranks_of_one_pod_share_its_network(programs: Path, tmp_path: Path) -> N
 
 def test_a_shift_of_all_ranks_is_the_jobs(programs: Path, tmp_path: Path) -> None:
     job = Job(4)
-    length = 60
+    job.series = {name: values.replace(f"x{LENGTH}", "x60") for name, values in job.series.items()}
     for rank in range(4):
-        job.put(
-            rank,
-            "kitty_rank_run_queue_delay_seconds_total",
-            turning(0.02, 0.8, 45).replace("x-6", f"x{length - 45}"),
-        )
-    for name, values in job.series.items():
-        if "run_queue" not in name:
-            job.series[name] = values.replace(f"x{LENGTH}", f"x{length}")
+        job.put(rank, "kitty_rank_run_queue_delay_seconds_total", turning(0.02, 0.8, 45, 60))
     expected = Expectations()
     expected.none("kitty:verdict", 220)
     expected.only(270, '{class="cpu",job="job",namespace="ns",rank="all"}')
