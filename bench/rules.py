@@ -1,9 +1,9 @@
 """What the verdict's rules cost: a real Prometheus on one core evaluates them over many ranks.
 
-Run by hand, as root: ``python -m bench.rules [--ranks N] [--ranks-per-pod N] [--seconds N]``. A
+Run by hand, as root: ``python -m bench.rules [--ranks N] [--ranks-per-pod N] [--peers N]``. A
 generator serves the families that the rules read, as N sidecars would, one rank slow by a long
-way; Prometheus runs with GOMAXPROCS=1 in a network namespace of its own, and its own figure for
-the duration of the group is read after each evaluation.
+way; Prometheus runs with GOMAXPROCS=1 in a network namespace of its own, first without the rules
+and then with them: the difference in CPU time is their cost, which a busy machine bends less.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from lab.prometheus import ADDRESS, Prometheus, Target
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "manifests/rules/kitty.rules.yaml"
 PORT = 9200
-PEERS = 16
 SLOW = 7  # the number of the pod behind a long way
 INTERVAL_S = 5
 FILL_S = 30  # until windows are full
@@ -37,7 +36,7 @@ def address(pod: int) -> str:
     return f"10.{pod >> 16 & 255}.{pod >> 8 & 255}.{pod & 255}"
 
 
-def rows(ranks: int, per_pod: int) -> list[tuple[str, float, float]]:
+def rows(ranks: int, per_pod: int, peers: int) -> list[tuple[str, float, float]]:
     """Return series, value at the beginning, growth a second."""
     pods = ranks // per_pod
     made: list[tuple[str, float, float]] = []
@@ -51,14 +50,14 @@ def rows(ranks: int, per_pod: int) -> list[tuple[str, float, float]]:
         for local in range(per_pod):
             rank = pod * per_pod + local
             labels = f'{own},rank="{rank}"'
-            made += rank_rows(labels, pod, pods)
+            made += rank_rows(labels, pod, pods, peers)
     return made
 
 
-def rank_rows(labels: str, pod: int, pods: int) -> list[tuple[str, float, float]]:
+def rank_rows(labels: str, pod: int, pods: int, peers: int) -> list[tuple[str, float, float]]:
     """Return one rank's series."""
     made: list[tuple[str, float, float]] = [(f"kitty_pod_info{{{labels}}}", 1, 0)]
-    for step in range(1, PEERS + 1):
+    for step in range(1, peers + 1):
         peer = (pod + step) % pods
         with_peer = f'{labels},peer="{address(peer)}"'
         rtt = 0.05 if SLOW in (pod, peer) else 0.001 + 0.0001 * (step % 5)
@@ -94,9 +93,9 @@ def rank_rows(labels: str, pod: int, pods: int) -> list[tuple[str, float, float]
     return made
 
 
-def serve(ranks: int, per_pod: int) -> None:
+def serve(ranks: int, per_pod: int, peers: int) -> None:
     """Serve the rows until killed."""
-    made = rows(ranks, per_pod)
+    made = rows(ranks, per_pod, peers)
     print(f"{len(made)} series of {ranks} ranks in {ranks // per_pod} pods", flush=True)
     start = time.time()
 
@@ -168,6 +167,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=1000)
     parser.add_argument("--ranks-per-pod", type=int, default=8)
+    parser.add_argument("--peers", type=int, default=16, help="of each rank; 16 are served at most")
     parser.add_argument("--seconds", type=int, default=40)
     options = parser.parse_args()
     programs = Path(
@@ -179,7 +179,7 @@ def main() -> int:
     target = Target(address=f"127.0.0.1:{PORT}", namespace="x", pod="x", node="x", job="x")
     with private_network():
         page = multiprocessing.get_context("fork").Process(
-            target=serve, args=(options.ranks, options.ranks_per_pod), daemon=True
+            target=serve, args=(options.ranks, options.ranks_per_pod, options.peers), daemon=True
         )
         page.start()
         usage = {}
