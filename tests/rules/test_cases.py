@@ -119,6 +119,15 @@ def test_a_local_cause_explains_its_pods_network(programs: Path, tmp_path: Path)
     said(programs, tmp_path, job, job.verdict(2, "cpu"))
 
 
+def test_who_receives_crumbs_from_a_slow_sender_is_not_named(
+    programs: Path, tmp_path: Path
+) -> None:
+    job = Job(4)
+    job.slow_link(1)
+    job.put(2, "kitty_rank_run_queue_delay_seconds_total", growing(0.3))
+    said(programs, tmp_path, job, job.verdict(1, "network-latency"))
+
+
 def test_addresses_that_two_pods_have_do_not_break_the_matrix(
     programs: Path, tmp_path: Path
 ) -> None:
