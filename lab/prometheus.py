@@ -12,8 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import yaml
-
 from lab.commands import ToolError
 
 ADDRESS = "127.0.0.1:9090"  # of the lab's own network namespace
@@ -109,7 +107,7 @@ class Prometheus:
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         config = self._directory / "prometheus.yml"
-        config.write_text(yaml.safe_dump(self._config))
+        config.write_text(json.dumps(self._config))  # JSON is YAML
         log = self._directory / "prometheus.log"
         with log.open("wb") as output:
             self._process = subprocess.Popen(
