@@ -175,16 +175,22 @@ class Story:
                 raise StoryError(f"the webhook gave pod {pod.name} no sidecar")
 
     def _targets(self) -> dict[int, tuple[str, int]]:
-        targets = {}
-        for rank, pod in self.pods.items():
-            spec = pod.manifest["spec"]
-            everyone = [*spec.get("initContainers", []), *spec["containers"]]
-            sidecar = next(c for c in everyone if c["name"] == SIDECAR)
-            port = declared_port(sidecar, "kitty-metrics")
-            if port is None:
-                raise StoryError(f"pod {pod.name}: the sidecar declares no port kitty-metrics")
-            targets[rank] = (pod.link.address, port)
-        return targets
+        return {rank: self.endpoint(pod) for rank, pod in self.pods.items()}
+
+    @staticmethod
+    def endpoint(pod: Pod) -> tuple[str, int]:
+        """Return address and port of a pod's sidecar.
+
+        Raises:
+            StoryError: The webhook declared no port.
+        """
+        spec = pod.manifest["spec"]
+        everyone = [*spec.get("initContainers", []), *spec["containers"]]
+        sidecar = next(c for c in everyone if c["name"] == SIDECAR)
+        port = declared_port(sidecar, "kitty-metrics")
+        if port is None:
+            raise StoryError(f"pod {pod.name}: the sidecar declares no port kitty-metrics")
+        return pod.link.address, port
 
     def _wait_for_ranks(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
