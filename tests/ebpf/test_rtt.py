@@ -100,8 +100,8 @@ def test_every_exchange_is_a_sample_of_its_connection(
     talk = Talk(sandbox.init, family)
     talk.run()
     grown = probe.read()
-    diag = inside(sandbox.init, SockDiag)
-    keys = {sock.key for sock in diag.sockets() if sock.state != LISTEN}
+    diag = SockDiag()
+    keys = {sock.key for sock in inside(sandbox.init, diag.sockets) if sock.state != LISTEN}
     diag.close()
     assert {key for key, _ in grown} == keys
     for key, growth in grown:

@@ -83,5 +83,5 @@ def test_what_metrics_show_of_delay_loss_and_a_narrow_link(tell: Tell) -> None:
     # A narrow link under load: the sender's own queue looks like delay.
     assert report["narrow"]["rtt_us"] > IDLE
     for while_other in ("far_meanwhile", "far_while_lossy"):
-        assert report[while_other]["net_tcp_retransmits_total"] == 0
+        assert report[while_other]["net_tcp_retransmits_total"] <= 2  # as above
         assert report[while_other]["rtt_us"] < IDLE
