@@ -236,3 +236,16 @@ def test_lost_closings_are_told(tmp_path: Path) -> None:
     pod.rounds()
     assert pod.table.snapshot is not None
     assert pod.table.snapshot.overruns == 3
+
+
+def test_a_socket_that_is_connected_to_another_peer(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    pod.hold(0, 77)
+    pod.kernel.set(77, 500, peer="10.0.0.2")
+    pod.rounds()
+    pod.kernel.set(77, 30, peer="10.0.0.3")
+    peers = pod.rounds()["0"].peers
+    assert {peer: traffic.totals[2] for peer, traffic in peers.items()} == {
+        "10.0.0.2": 500,
+        "10.0.0.3": 30,
+    }

@@ -7,8 +7,9 @@ import urllib.request
 
 import pytest
 
+from sidecar.sources.sockdiag import SockDiag
 from sidecar.sources.sockets import growth, plus
-from tests.sidecar.sandbox import ROOT, Page, Sandbox, parse
+from tests.sidecar.sandbox import ROOT, Page, Sandbox, inside, parse
 
 SENDER = """
 import socket, sys, time
@@ -131,21 +132,68 @@ def test_what_a_closed_connection_counted_stays(sandbox: Sandbox) -> None:
     )
 
 
-def test_a_connection_shorter_than_a_round_is_the_pods(sandbox: Sandbox) -> None:
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
+def test_a_connection_shorter_than_a_round_is_the_pods(sandbox: Sandbox, loopback: str) -> None:
     sandbox.start("sleep", "60", env={"KITTY_WATCH": "1", "RANK": "0"})
     sandbox.sidecar()
     sandbox.until(lambda: sandbox.scrape().values("kitty_watched_processes") == [1.0])
     sandbox.run(
         "/usr/bin/python3",
         "-c",
-        "import socket\n"
-        "l = socket.create_server(('127.0.0.1', 5001))\n"
+        "import socket, sys\n"
+        "family = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET\n"
+        "l = socket.create_server((sys.argv[1], 5001), family=family)\n"
         "for _ in range(5):\n"
-        "    c = socket.create_connection(l.getsockname()); a, _ = l.accept()\n"
+        "    c = socket.create_connection(l.getsockname()[:2]); a, _ = l.accept()\n"
         "    c.sendall(b'x' * 1000); a.recv(2000); c.close(); a.close()\n",
+        loopback,
     )
     sandbox.until(
         lambda: sandbox.scrape().values("kitty_tcp_received_bytes_total", rank="") == [5 * 1002]
+    )
+
+
+def test_closings_that_the_kernel_could_not_keep_are_noticed(sandbox: Sandbox) -> None:
+    diag = SockDiag()
+    inside(sandbox.init, diag.sockets)
+    assert list(diag.closed()) == []
+    sandbox.run(
+        "/usr/bin/python3",
+        "-c",
+        "import socket\n"
+        "l = socket.create_server(('127.0.0.1', 5001))\n"
+        "for _ in range(6000):\n"
+        "    c = socket.create_connection(l.getsockname()); a, _ = l.accept()\n"
+        "    c.close(); a.close()\n",
+    )
+    assert len(list(diag.closed())) > 1000
+    assert diag.overruns > 0
+    diag.close()
+
+
+def test_the_smoothed_round_trip_time_is_the_sockets_own(sandbox: Sandbox) -> None:
+    """An IPv4 peer of an IPv6 socket has its IPv4 address."""
+    sink = sandbox.python(SINK, "5001")
+    assert line(sink) == "listening"
+    rank = sandbox.python(
+        "import socket, struct, sys\n"
+        "c = socket.create_connection(('::ffff:127.0.0.1', 5001))\n"
+        "for _ in range(20): c.sendall(b'x' * 1000)\n"
+        "import time; time.sleep(0.5)\n"
+        "info = c.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)\n"
+        "print(struct.unpack_from('=I', info, 68)[0], flush=True)\n"
+        "sys.stdin.read()\n",
+        KITTY_WATCH="1",
+        RANK="0",
+    )
+    micros = int(line(rank))
+    sandbox.sidecar()
+    name = "kitty_tcp_peer_srtt_seconds"
+    sandbox.until(
+        lambda: (
+            sandbox.scrape().values(name, rank="0", peer="127.0.0.1")
+            == [pytest.approx(micros / 1e6)]
+        )
     )
 
 

@@ -152,20 +152,16 @@ def test_a_pid_that_is_another_process_by_now_is_not_served(tmp_path: Path) -> N
     assert not any(family.samples for family in collector.collect())
 
 
-def test_an_ended_rank_that_nobody_waits_for_is_still_the_rank(sandbox: Sandbox) -> None:
-    """A zombie has no environment any more."""
-    parent = sandbox.python(
-        "import os, subprocess, sys\n"
-        "child = subprocess.Popen(['sleep', '60'], env={**os.environ, 'RANK': '1'})\n"
-        "sys.stdin.readline()\nchild.kill()\nsys.stdin.read()\n",
-        KITTY_WATCH="1",
-    )
-    sandbox.sidecar()
-    sandbox.until(lambda: sandbox.scrape().values("proc_state", rank="1", state="S") == [1.0])
-    assert parent.stdin is not None
-    parent.stdin.write("kill\n")
-    parent.stdin.flush()
-    sandbox.until(lambda: sandbox.scrape().values("proc_state", rank="1", state="Z") == [1.0])
+def test_an_ended_rank_that_nobody_waits_for_is_still_the_rank(tmp_path: Path) -> None:
+    """A zombie has neither an environment nor an image any more."""
+    fixture = Fixture(tmp_path)
+    folder = fixture.process(40, environ={"KITTY_WATCH": "1", "RANK": "3"})
+    table = ProcessTable(ProcFS(str(fixture.proc)), own_pid=2)
+    table.scan()
+    stat = (folder / "stat").read_text()
+    (folder / "stat").write_text(stat.replace(") S ", ") Z ").replace(" 4096 0 8192", " 0 0 0"))
+    (folder / "environ").write_text("")
+    assert [process.rank for process in table.scan()] == [None, "3"]
 
 
 def test_what_the_agent_starts_is_not_the_pods(tmp_path: Path) -> None:
