@@ -152,6 +152,9 @@ def _distinct(samples: list[Sample]) -> list[Sample]:
 
 def _owner(sample: Sample) -> tuple[str, str]:
     """Returns what a sample counts towards: a GPU, a rank, a process without one, or the pod."""
+    if "peer" in sample.labels:
+        # Launchers' peers, or those of a rank that is unknown, must not crowd out the pod's rows.
+        return "rank", sample.labels.get("rank", "")
     for label in ("uuid", "rank", "pid"):
         if sample.labels.get(label):
             return label, sample.labels[label]

@@ -67,6 +67,7 @@ def test_up_has_no_reason() -> None:
     [
         ({"rank": "3"}, SERIES_A_RANK),
         ({"pid": "7"}, SERIES_A_RANK),
+        ({"rank": "", "peer": "10.0.0.1"}, SERIES_A_RANK),
         ({"rank": "3", "uuid": "GPU-1"}, SERIES_A_GPU),
         ({}, SERIES_A_POD),
     ],
