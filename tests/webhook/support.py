@@ -165,7 +165,7 @@ class Server:
 
     def connection(self, timeout: float = 20) -> http.client.HTTPSConnection:
         return http.client.HTTPSConnection(
-            "localhost", self.port, context=self.context, timeout=timeout
+            "127.0.0.1", self.port, context=self.context, timeout=timeout
         )
 
     def post(self, body: bytes | Any, path: str = "/mutate") -> tuple[int, bytes]:
@@ -198,8 +198,8 @@ class Server:
     def certificate(self) -> bytes:
         """The certificate that a new connection is shown, DER."""
         with (
-            socket.create_connection(("localhost", self.port), 10) as plain,
-            self.context.wrap_socket(plain, server_hostname="localhost") as tls,
+            socket.create_connection(("127.0.0.1", self.port), 10) as plain,
+            self.context.wrap_socket(plain, server_hostname="127.0.0.1") as tls,
         ):
             der = tls.getpeercert(binary_form=True)
             assert der

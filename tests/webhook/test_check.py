@@ -49,7 +49,7 @@ def peer(tmp_path: Path, tls: Files, server: Server) -> Iterator[Peer]:
     """A cluster in which everything is well: a namespace, a pod, the running webhook."""
     bundle = base64.b64encode(tls.root.read_bytes()).decode()
     body = webhook_configuration(
-        lambda path: {"url": f"https://localhost:{server.port}{path}", "caBundle": bundle}
+        lambda path: {"url": f"https://127.0.0.1:{server.port}{path}", "caBundle": bundle}
     )
     with running_peer(tmp_path, tls) as running:
         running.put(f"{WEBHOOKS}/{CONFIGURATION}", body)
@@ -138,7 +138,7 @@ def test_a_ca_bundle_of_rubbish(peer: Peer, check: Any) -> None:
 
 
 def test_nothing_answers(peer: Peer, check: Any) -> None:
-    change_clients(peer, url="https://localhost:1/mutate")
+    change_clients(peer, url="https://127.0.0.1:1/mutate")
     assert "cannot be reached" in the_one(check()[1], "endpoint")
 
 
@@ -177,7 +177,7 @@ def test_a_certificate_that_is_only_seen_in_its_secret(
     status, out = asked(tls.cert.read_bytes())
     assert status == 0
     assert "trusted by every caBundle" in out
-    stranger = trustme.CA().issue_cert("localhost").cert_chain_pems[0].bytes()
+    stranger = trustme.CA().issue_cert("127.0.0.1").cert_chain_pems[0].bytes()
     status, out = asked(stranger)
     assert status == 1
     assert "does not hold the CA" in out

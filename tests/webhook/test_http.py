@@ -231,9 +231,9 @@ def test_idle_and_stalled_clients_hold_up_nobody(server: Server) -> None:
     """More idle TLS connections than the server has threads, and some that say half a word."""
     with contextlib.ExitStack() as stack:
         for i in range(48):
-            plain = stack.enter_context(socket.create_connection(("localhost", server.port), 10))
+            plain = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 10))
             if i % 2:
-                wrapped = server.context.wrap_socket(plain, server_hostname="localhost")
+                wrapped = server.context.wrap_socket(plain, server_hostname="127.0.0.1")
                 stack.enter_context(wrapped)
         start = time.monotonic()
         assert server.review(review_of(POD))["allowed"] is True
@@ -241,7 +241,7 @@ def test_idle_and_stalled_clients_hold_up_nobody(server: Server) -> None:
 
 
 def test_a_stalled_handshake_is_given_up(server: Server) -> None:
-    with socket.create_connection(("localhost", server.port), 30) as plain:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as plain:
         plain.sendall(b"\x16\x03\x01\x02\x00\x01")
         assert plain.recv(1024) == b""  # closed by the server, not by this side's 30 seconds
 
@@ -285,8 +285,8 @@ def test_sigterm_ends_it_and_leaves_nothing(tmp_path: Path, tls: Files) -> None:
 def ask(server: Server, raw: bytes) -> bytes:
     """What the server answers to bytes on a TLS connection of their own, up to its status line."""
     with (
-        socket.create_connection(("localhost", server.port), 20) as plain,
-        server.context.wrap_socket(plain, server_hostname="localhost") as tls,
+        socket.create_connection(("127.0.0.1", server.port), 20) as plain,
+        server.context.wrap_socket(plain, server_hostname="127.0.0.1") as tls,
     ):
         tls.sendall(raw)
         return tls.recv(12)
@@ -327,8 +327,8 @@ def test_requests_behind_one_another_are_all_answered(server: Server) -> None:
     body = json.dumps(review_of(pod)).encode()
     one = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
     with (
-        socket.create_connection(("localhost", server.port), 20) as plain,
-        server.context.wrap_socket(plain, server_hostname="localhost") as tls,
+        socket.create_connection(("127.0.0.1", server.port), 20) as plain,
+        server.context.wrap_socket(plain, server_hostname="127.0.0.1") as tls,
     ):
         tls.sendall(one * 6)
         answers = b""
@@ -345,8 +345,8 @@ def test_clients_that_trickle_hold_up_nobody_for_long(server: Server) -> None:
     def trickle() -> None:
         with (
             contextlib.suppress(OSError),
-            socket.create_connection(("localhost", server.port), 20) as plain,
-            server.context.wrap_socket(plain, server_hostname="localhost") as tls,
+            socket.create_connection(("127.0.0.1", server.port), 20) as plain,
+            server.context.wrap_socket(plain, server_hostname="127.0.0.1") as tls,
         ):
             tls.sendall(HEAD + b"Content-Length: 9000\r\n\r\n")
             started.release()
@@ -374,7 +374,7 @@ def test_more_idle_connections_than_the_server_keeps_lock_nobody_out(server: Ser
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
     with contextlib.ExitStack() as stack:
         for _ in range(1100):
-            stack.enter_context(socket.create_connection(("localhost", server.port), 20))
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
         assert server.review(review_of(POD))["allowed"] is True
 
 
