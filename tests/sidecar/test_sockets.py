@@ -476,7 +476,7 @@ def test_a_peers_port_of_the_same_number_is_no_scrape(sandbox: Sandbox) -> None:
 
 def test_in_the_machines_network_what_nobody_holds_is_not_the_pods(sandbox: Sandbox) -> None:
     """With hostNetwork the kernel tells of the connections of every pod of the node."""
-    inner = ["nsenter", f"--target={sandbox.init}", "--pid", "--mount", "--"]
+    inner = ["nsenter", f"--target={sandbox.init}", "--pid", "--mount", "--root", "--wd", "--"]
     sandbox.enter = inner
     if sandbox.run("sh", "-c", "ls /proc/sys/net/core").find("netdev_budget\n") < 0:
         pytest.skip("the tests do not run in the machine's own network namespace")
