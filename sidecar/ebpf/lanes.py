@@ -8,8 +8,14 @@ neighbours, and sums of growths stay within their lanes for as long as a 64-bit 
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _LANE = (1 << 64) - 1
+SLACK = 1024
+"""Keys that the map let go and that are remembered beside as many as it has twice."""
 
 
 def first(vector: int) -> int:
@@ -53,6 +59,16 @@ class Ledger:
             grown = totals - before[1] if first(totals) >= first(before[1]) else totals
         self._seen[key] = (content, totals, self._round)
         return grown
+
+    def end(self, there: Collection[bytes]) -> None:
+        """Ends a round: forgets the keys that the map let go by itself, once they are many.
+
+        Args:
+            there: the keys that the map has.
+        """
+        if len(self._seen) > 2 * len(there) + SLACK:
+            kept = set(there)
+            self._seen = {key: seen for key, seen in self._seen.items() if key in kept}
 
     def forget(self, key: bytes) -> None:
         """Starts anew with a key, whose entry was taken out of the map."""

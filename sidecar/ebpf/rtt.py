@@ -257,10 +257,12 @@ class KernelProbe:
         ledger = self._ledger
         ledger.begin()
         grown = []
-        for key, value in self._cells.items():
+        entries = list(self._cells.items())
+        for key, value in entries:
             growth = ledger.grown(key, value[:_COUNTERS])
             if growth:
                 grown.append((key, growth))
+        ledger.end([key for key, _ in entries])
         self._reads += 1
         if self._reads % self._idle_reads == 0:
             for key in ledger.idle(self._idle_reads):

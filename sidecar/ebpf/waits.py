@@ -136,10 +136,12 @@ class WaitProbe:
         """
         self._ledger.begin()
         grown = []
-        for key, value in self._processes.items():
+        entries = list(self._processes.items())
+        for key, value in entries:
             growth = self._ledger.grown(key, value)
             if growth:
                 grown.append((int.from_bytes(key, "little"), growth))
+        self._ledger.end([key for key, _ in entries])
         return grown
 
     def close(self) -> None:

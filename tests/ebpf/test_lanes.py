@@ -44,3 +44,17 @@ def test_idle_keys_are_forgotten() -> None:
         ledger.grown(b"busy", packed([turn + 1, 1, 1, 1]))
     assert ledger.idle(3) == [b"idle"]
     assert ledger.grown(b"busy", packed([5, 1, 1, 1])) == 0
+
+
+def test_keys_that_the_map_let_go_do_not_pile_up() -> None:
+    """Thousands of short connections pass through a map of a few thousand entries."""
+    ledger = lanes.Ledger()
+    ledger.grown(b"kept", packed([5, 5, 5, 5]))
+    for turn in range(100):
+        ledger.begin()
+        keys = [b"kept", *(b"%d/%d" % (turn, n) for n in range(500))]
+        for key in keys:
+            ledger.grown(key, packed([5, 5, 5, 5]))
+        ledger.end(keys)
+    assert len(ledger._seen) <= 2 * 501 + lanes.SLACK
+    assert ledger.grown(b"kept", packed([5, 5, 5, 5])) == 0
