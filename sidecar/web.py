@@ -35,8 +35,10 @@ NEXT_PORTS = 100
 CONCURRENT = 32
 """Requests served at a time; further ones wait."""
 PATIENCE = 1.0
-"""Seconds that a request waits for a place, and after which one that holds a place must give it up
-to a new one: clients that hang would else keep the others away."""
+"""Seconds after which a client that has not sent its request must give its place to a new one:
+clients that hang would else keep the others away."""
+QUEUE_TIMEOUT = 5.0
+"""Seconds that a request waits for a place where all are being answered."""
 REQUEST_TIMEOUT = 10
 """Seconds that a client may take to send its request or to read the answer."""
 
@@ -111,6 +113,12 @@ def _answer(
 class _Handler(WSGIRequestHandler):
     timeout = REQUEST_TIMEOUT
 
+    def parse_request(self) -> bool:
+        """Reads the header; from then on it is the server that makes the client wait."""
+        parsed = super().parse_request()
+        self.server.answering(self.request)  # type: ignore[attr-defined] # Server, below
+        return parsed
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the base class's name
         LOG.debug(format, *args)
 
@@ -125,7 +133,8 @@ class Server(ThreadingMixIn, WSGIServer):
         self.address_family = family
         self._places = threading.BoundedSemaphore(CONCURRENT)
         self._lock = threading.Lock()
-        self._began: dict[socket.socket, float] = {}
+        self._silent: dict[socket.socket, float] = {}
+        """When each client that has not sent its request was accepted, oldest first."""
         super().__init__(address, _Handler)
         self.set_app(app)
 
@@ -152,11 +161,11 @@ class Server(ThreadingMixIn, WSGIServer):
         """Starts a thread for the request, or closes it where no place gets free."""
         if not self._places.acquire(blocking=False):
             self._hang_up_on_oldest()
-            if not self._places.acquire(timeout=PATIENCE):
+            if not self._places.acquire(timeout=QUEUE_TIMEOUT):
                 self.shutdown_request(request)
                 return
         with self._lock:
-            self._began[request] = time.monotonic()
+            self._silent[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except BaseException:  # no thread can be started
@@ -165,14 +174,18 @@ class Server(ThreadingMixIn, WSGIServer):
 
     def _hang_up_on_oldest(self) -> None:
         with self._lock:
-            oldest = next(iter(self._began), None)
-            if oldest is not None and time.monotonic() - self._began[oldest] > PATIENCE:
+            oldest = next(iter(self._silent), None)
+            if oldest is not None and time.monotonic() - self._silent[oldest] > PATIENCE:
                 with suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)
 
-    def _leave(self, request: Any) -> None:
+    def answering(self, request: Any) -> None:
+        """Notes that a client's request is there."""
         with self._lock:
-            self._began.pop(request, None)
+            self._silent.pop(request, None)
+
+    def _leave(self, request: Any) -> None:
+        self.answering(request)
         self._places.release()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:

@@ -6,6 +6,8 @@ import signal
 import socket
 import threading
 import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -172,3 +174,30 @@ def test_without_a_socket_to_serve_on_it_goes_on(monkeypatch: pytest.MonkeyPatch
     assert agent.port
     agent.sampler.start()
     agent.close()
+
+
+def test_an_answer_that_takes_long_is_not_cut_off_for_others() -> None:
+    """A busy machine: all places are taken by requests that are being answered."""
+    go_on = threading.Event()
+
+    def slow(environ: dict[str, Any], start: Any) -> list[bytes]:
+        go_on.wait(20)
+        start("200 OK", [])
+        return [b"whole"]
+
+    server = listen(slow, bind="127.0.0.1", port=0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}/"
+
+    def get(_: int) -> bytes:
+        with urllib.request.urlopen(address, timeout=20) as answer:
+            body: bytes = answer.read()
+            return body
+
+    with ThreadPoolExecutor(CONCURRENT + 5) as pool:
+        answers = pool.map(get, range(CONCURRENT + 5))
+        time.sleep(PATIENCE + 0.5)
+        go_on.set()
+        assert set(answers) == {b"whole"}
+    server.shutdown()
+    server.server_close()
