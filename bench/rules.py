@@ -59,7 +59,7 @@ def cells(
     prefix: str, labels: str, pod: int, pods: int, peers: int
 ) -> list[tuple[str, float, float]]:
     """Return what a rank, or a pod, has of its peers."""
-    made = []
+    made: list[tuple[str, float, float]] = []
     for step in range(1, peers + 1):
         peer = (pod + step) % pods
         with_peer = f'{labels},peer="{address(peer)}"'
