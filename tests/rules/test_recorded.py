@@ -31,11 +31,11 @@ SAID = {
         ),
     ),
     "throttle": (
-        "network-throttle, confidence 89.92%.",
+        "network-throttle, confidence 89.93%.",
         (
             "What it sends queues up: round trips take at least 9.902ms (the median of the job's "
             "pods is 204.5us), it is busy sending 100.1% of the time (those that send to it 6.4%), "
-            "and 1.729MiB wait."
+            "and 1.641MiB wait."
         ),
     ),
     "cpu": (
