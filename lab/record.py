@@ -1,10 +1,11 @@
 """Records what a Prometheus scrapes from the lab's job, calm and with faults, and what rules say.
 
-    python -m lab.record --programs FOLDER --out FILE [--fault NAME[@RANK][=STRENGTH]]... [--rules FILE]
+    python -m lab.record --programs FOLDER --out FILE [--fault FAULT]... [--rules FILE]
 
-A recording is a JSON document: ``interval`` (seconds between two samples), ``length`` (samples),
-``faults`` (name, rank, strength, begin and end in seconds after the first sample), ``series`` (the
-notation of ``promtool test rules``, by series) and ``verdicts`` (of the rules, by series).
+A fault is ``NAME[@RANK][=STRENGTH]``. A recording is a JSON document: ``interval`` (seconds between
+two samples), ``length`` (samples), ``faults`` (name, rank, strength, begin and end in seconds after
+the first sample), ``series`` (the notation of ``promtool test rules``, by series) and ``verdicts``
+(of the rules, by series).
 """
 
 import argparse
