@@ -162,7 +162,7 @@ def page(folder: Path, *, spoil: Callable[[Path], None] = lambda proc: None) -> 
         NetCollector(pod_, None, proc=proc),
         SystemCollector(pod_, SystemFS(proc), proc=proc),
         ProcessCollector(pod_, descriptors, proc=proc),
-        RankCollector(pod_, trees, maps),
+        RankCollector(pod_, trees, maps, clock=lambda: 1.0),
         MatrixCollector(
             pod_,
             round_trips=lambda: {"0": {"10.0.0.2": (40, 0.08)}, "1": {"10.0.0.2": (10, 0.02)}},
