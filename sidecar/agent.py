@@ -93,7 +93,8 @@ class Sources:
 
 def _gpu(sources: Sources) -> Collector | None:
     url = sources.pod.config.dcgm_exporter
-    source = nvidia(DcgmExporter(url) if url else None, proc=sources.proc)
+    root = sources.pod.config.driver_root
+    source = nvidia(DcgmExporter(url) if url else None, driver_root=root, proc=sources.proc)
     return GpuCollector(sources.pod, source, DeviceTable(sources.proc)) if source else None
 
 

@@ -17,6 +17,8 @@ FIELD_ENV = {
     "KITTY_POD_UID": "metadata.uid",
     "KITTY_POD_IP": "status.podIP",
 }
+HOST_ENV = {"KITTY_HOST_IP": "status.hostIP"}
+"""What the address of an exporter may refer to, so it comes before it."""
 
 
 def sidecar(plan: Plan, config: Config, *, volume: str | None) -> dict[str, Any]:
@@ -69,6 +71,8 @@ def driver_volume(config: Config, name: str) -> dict[str, Any]:
 
 
 def _env(plan: Plan, config: Config) -> list[dict[str, Any]]:
+    exporter = config.dcgm_exporter if plan.gpu else None
+    root = config.driver_root if needs_driver_volume(plan, config) else None
     values = {
         "KITTY_PORT": str(plan.port),
         "KITTY_BIND": config.bind,
@@ -79,12 +83,14 @@ def _env(plan: Plan, config: Config) -> list[dict[str, Any]]:
         "KITTY_RTT_HOOK": config.rtt_hook,
         "KITTY_LIFECYCLE": "native" if plan.native else "ordinary",
         "KITTY_RESTART_POLICY": plan.restart_policy,
+        "KITTY_DRIVER_ROOT": None if root is None else _literal(root),
+        "KITTY_DCGM_EXPORTER": exporter,
         "NVIDIA_VISIBLE_DEVICES": "all" if plan.gpu else "void",
         "NVIDIA_DRIVER_CAPABILITIES": "utility" if plan.gpu else None,
     }
     fields = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in FIELD_ENV.items()
+        for name, path in (FIELD_ENV | (HOST_ENV if exporter else {})).items()
     ]
     return fields + [{"name": name, "value": v} for name, v in values.items() if v is not None]
 
