@@ -15,7 +15,7 @@ from sidecar.ebpf.selection import SILENT_DUMPS, HookSelection
 from sidecar.sources.cgroup_mounts import CgroupFS
 from sidecar.sources.procfs import ProcFS
 from sidecar.sources.sockdiag import LISTEN, SockDiag
-from sidecar.sources.sockets import RankSockets, SocketSnapshot
+from sidecar.sources.sockets import ZERO, RankSockets, SocketSnapshot
 from tests.sidecar.sandbox import Sandbox, inside
 
 EXCHANGES = 50
@@ -250,7 +250,7 @@ def test_a_hook_that_delivers_nothing_gives_way(load: loader.Loader, sandbox: Sa
     sent = 0
 
     def snapshot() -> SocketSnapshot:
-        ranks = {"0": RankSockets(totals=(0, sent, 0, 0, 0, 0, 0, 0))}
+        ranks = {"0": RankSockets(totals=ZERO._replace(delivered_bytes=sent))}
         return SocketSnapshot(send_queue=0, ranks=ranks, rank_of={}, info_length=224)
 
     selection = HookSelection(Later(), hook="auto", cgroups=own_cgroup, snapshot=snapshot)
