@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sidecar.collectors.base import Reason, UnavailableError
-from sidecar.sources.errors import SourceError
+from sidecar.sources.errors import ExhaustedError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -79,7 +79,7 @@ class Rounds:
             self.collector.sample()
         except UnavailableError as e:
             self._end(e.reason, str(e))
-        except (SourceError, OSError) as e:
+        except (SourceError, ExhaustedError, OSError) as e:
             self._end(_reason(e), str(e))
         except Exception as e:  # noqa: BLE001 # the guard: one collector's fault is its own
             self.errors += 1

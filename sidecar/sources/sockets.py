@@ -7,13 +7,14 @@ rank after it closed.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from sidecar.sources.sockdiag import (
     LISTEN,
+    SOCKET_LIMIT,
     STATES,
     TcpSocket,
     address,
@@ -199,6 +200,8 @@ class SocketTable:
         self._own_port = own_port
         self._unheld = None if shared else ""
         self._open: dict[int, _Connection] = {}
+        self._ended: deque[TcpSocket] = deque(maxlen=SOCKET_LIMIT)
+        """Closings that are still to be counted: their holders could not be looked up."""
         self._missing: dict[int, _Connection] = {}
         self._ledgers: dict[str, _Ledger] = {}
         self._walked: PodView | None = None
@@ -212,27 +215,29 @@ class SocketTable:
 
         Raises:
             SourceError: the kernel's sockets cannot be read; the snapshot is then None.
+            ExhaustedError: the holders of new sockets cannot be looked up now.
         """
         self._round += 1
         try:
             sockets = self._diag.sockets()
-            closed = list(self._diag.closed())
+            self._ended.extend(self._diag.closed())
         except Exception:
             self.snapshot = None
             raise
         own_port = self._own_port().to_bytes(2, "big")
         # Nearly all sockets have another port: the quick question comes first.
         sockets = [s for s in sockets if own_port not in s[2] or not _scrape(s, own_port)]
-        closed = [sock for sock in closed if not _scrape(sock, own_port)]
         # The kernel tells as much of one socket as of another.
         self._info_length = next(
-            (len(sock.info) for sock in (*sockets, *closed) if sock.info), self._info_length
+            (len(sock.info) for sock in (*sockets, *self._ended) if sock.info), self._info_length
         )
         self._doubt()
         connections = self._follow(sockets)
         self._resolve()
-        for sock in closed:
-            self._close(sock)
+        while self._ended:
+            sock = self._ended.popleft()
+            if not _scrape(sock, own_port):
+                self._close(sock)
         self._forget()
         for ledger in self._ledgers.values():
             if self._round % HALVING == 0:
