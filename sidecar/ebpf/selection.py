@@ -65,6 +65,7 @@ class HookSelection:
         self._started = 0.0
         self._cgroups: tuple[str, ...] = ()
         self._host_network = rtt.in_host_network(proc=proc)
+        self._told: SocketSnapshot | None = None
         self._ports: frozenset[int] = frozenset()
         self._traffic = 0
         self._silent = 0
@@ -97,8 +98,9 @@ class HookSelection:
         """
         snapshot = self._snapshot()
         if isinstance(self._probe, rtt.KernelProbe) and snapshot is not None:
-            if self._host_network:
+            if self._host_network and snapshot is not self._told:
                 self._tell_ports(self._probe, snapshot)
+                self._told = snapshot
             self._check(self._probe, snapshot, delivered=delivered)
 
     def close(self) -> None:
@@ -150,6 +152,7 @@ class HookSelection:
         if self._probe is not None:
             self._probe.close()
         self._probe = None if isinstance(chosen, Refused) else chosen
+        self._told, self._ports = None, frozenset()
         self.refused = chosen if isinstance(chosen, Refused) else None
 
     def _pass_over(self, over: PassedOver) -> None:
