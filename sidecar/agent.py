@@ -8,8 +8,6 @@ import signal
 import threading
 from typing import TYPE_CHECKING, NoReturn
 
-from prometheus_client import CollectorRegistry
-
 import sidecar
 from sidecar.collectors.cgroup import CgroupCollector
 from sidecar.collectors.gpu import GpuCollector
@@ -142,8 +140,7 @@ class Agent:
         made = [make(self.sources) for name, make in COLLECTORS.items() if name in wanted]
         self.rounds = tuple(Rounds(collector) for collector in made if collector is not None)
         self.sampler = Sampler(self.rounds)
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(Guard(self.rounds, job=lambda: self.sources.pod.view.job))
+        self.guard = Guard(self.rounds, job=lambda: self.sources.pod.view.job)
 
     @property
     def port(self) -> int:
@@ -161,7 +158,7 @@ class Agent:
         """Starts to listen, unless it does already or no socket can be had now."""
         if self._server is not None:
             return
-        app = application(self.registry, self.sources.pod, self.rounds)
+        app = application(self.guard.collect, self.sources.pod, self.rounds)
         try:
             self._server = listen(app, bind=self.config.bind, port=self.config.port)
         except OSError as e:
