@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("kitty")
 
+
+_M_MMAP_THRESHOLD = -3  # malloc.h
 
 STRAY = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are meant for trainers: `pkill -USR1 python` finds the agent too."""
@@ -186,6 +189,7 @@ def run(config: Config) -> NoReturn:
     signal.signal(signal.SIGINT, _leave)
     for number in STRAY:
         signal.signal(number, signal.SIG_IGN)
+    _give_back_large_buffers()
     agent = Agent(config)
     agent.serve()
     LOG.info(
@@ -202,6 +206,16 @@ def run(config: Config) -> NoReturn:
     LOG.info("no watched process is left: leaving, so that the pod can end")
     # Python's own way out ends with 120 where nobody reads the log any more.
     os._exit(0)
+
+
+def _give_back_large_buffers() -> None:
+    """Lets buffers of 256 KiB and more go back to the system as soon as they are free.
+
+    glibc (malloc/malloc.c) otherwise learns from the first such buffer to keep them all.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 18)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -24,8 +24,9 @@ LOG = logging.getLogger("kitty.sampler")
 
 BUDGET = 0.005
 """Share of one core that a collector may use before its rounds are spread out."""
-TOTAL = 0.007
-"""Share of one core that all collectors may use together; serving scrapes comes on top."""
+TOTAL = 0.006
+"""Share of one core that all collectors may use together. What they really use is a little more:
+a round that is dear now and then is reckoned as less than it is. Serving scrapes comes on top."""
 LONGEST_INTERVAL = 5.0
 """Seconds: no collector samples less often, whatever it costs."""
 TOGETHER = 0.05

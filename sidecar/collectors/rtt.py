@@ -38,7 +38,7 @@ UNKNOWN_SECONDS = 2.0
 """After that long a connection that no socket dump showed is taken for the pod's own."""
 PEERS = 16
 PEERS_KEPT = 1024
-OWNERS_KEPT = 8192
+OWNERS_KEPT = 4096
 # Every second power of two of the kernel's slots, coarser at the end: 12 buckets with +Inf.
 _EXPORTED_US = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 262144)
 
