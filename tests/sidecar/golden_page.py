@@ -10,8 +10,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, generate_latest
-
 from sidecar.collectors.base import Collector
 from sidecar.collectors.cgroup import CgroupCollector
 from sidecar.collectors.net import NetCollector
@@ -22,6 +20,7 @@ from sidecar.collectors.rank import RankCollector
 from sidecar.collectors.rdma import RdmaCollector
 from sidecar.collectors.system import SystemCollector
 from sidecar.config import Config
+from sidecar.exposition import text
 from sidecar.guard import Guard
 from sidecar.pod import Pod
 from sidecar.sampler import Rounds
@@ -167,9 +166,7 @@ def page(folder: Path, *, spoil: Callable[[Path], None] = lambda proc: None) -> 
                 io=(1 << 16, 1 << 13, 0),
                 cgroup=f"0::{CONTAINER}\n",
             )
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Guard(rounds, job=lambda: pod_.view.job))
-    return generate_latest(registry).decode()
+    return text(Guard(rounds, job=lambda: pod_.view.job).collect())
 
 
 if __name__ == "__main__":
