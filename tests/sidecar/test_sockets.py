@@ -81,6 +81,8 @@ def test_only_the_rank_on_the_lossy_path_retransmits(sandbox: Sandbox) -> None:
     both = page.values("net_tcp_retransmits_total")
     assert len(both) == 2
     assert both[0] == both[1] == lossy + clean
+    name = "kitty_pod_peer_retransmitted_segments_total"
+    sandbox.until(lambda: sum(sandbox.scrape().values(name)) == lossy + clean)
 
 
 def test_what_a_closed_connection_counted_stays(sandbox: Sandbox) -> None:
