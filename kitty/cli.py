@@ -44,7 +44,11 @@ def job(server: Prometheus, options: argparse.Namespace, at: float) -> Answer:
     if options.json:
         return json.dumps(job_document(snapshot, server.warnings), allow_nan=False), status
     limit = None if options.all else options.limit
-    return job_view(snapshot, limit=limit, width=console().width), status
+    screen = console()
+    return (
+        job_view(snapshot, limit=limit, width=screen.width, wrap=screen.is_terminal),
+        status,
+    )
 
 
 def report(server: Prometheus, options: argparse.Namespace, at: float) -> Answer:
@@ -87,7 +91,11 @@ def show(drawn: RenderableType | str) -> None:
         if drawn:
             print(drawn, flush=True)
     else:
-        console().print(drawn)
+        screen = console()
+        # Printed by rich, a pipe that closes would end the program in a way of its own.
+        with screen.capture() as captured:
+            screen.print(drawn, crop=False)
+        print(captured.get(), end="", flush=True)
 
 
 def watch(server: Prometheus, options: argparse.Namespace) -> int:

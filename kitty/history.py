@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kitty.job import Snapshot, read_job
 from kitty.prometheus import Curve, Prometheus, quoted
@@ -344,8 +345,8 @@ def _missing(
     reader: _Reader,
     now: Snapshot,
     points: Sequence[tuple[float, float]],
-    lines: Mapping[str, object],
-    bands: Mapping[str, object],
+    lines: Mapping[str, Mapping[Place, Sequence[tuple[float, float]]]],
+    bands: Mapping[str, Mapping[float, Sequence[tuple[float, float]]]],
 ) -> list[str]:
     missing = []
     if points:
@@ -360,6 +361,13 @@ def _missing(
         counts = [value for _, value in points]
         if min(counts) < max(counts):
             missing.append(f"pods: {int(min(counts))} at times, {int(max(counts))} at most")
+    partly = [
+        signal.name
+        for signal in in_order(set(lines) | set(bands))
+        if len(_times(lines.get(signal.name), bands.get(signal.name))) < 0.9 * len(points)
+    ]
+    if partly:
+        missing.append(f"figures part of the time only: {', '.join(partly)}")
     absent = [name for name in SIGNALS if name not in lines and name not in bands]
     if absent:
         missing.append(f"no series of {', '.join(absent)}")
@@ -367,3 +375,8 @@ def _missing(
     if now.state.withheld:
         missing.append(f"a verdict at the end: {shortened(now.state.withheld)}")
     return missing
+
+
+def _times(*groups: Mapping[Any, Sequence[tuple[float, float]]] | None) -> set[float]:
+    """Return the times at which any has a point."""
+    return {when for group in groups if group for points in group.values() for when, _ in points}

@@ -145,7 +145,9 @@ def read_blind(server: Prometheus, at: float) -> dict[tuple[str, str], list[str]
     for row in server.rows(firing, at):
         if row.labels["alertname"] == "KittyBlind":
             collector, reason = row.labels.get("collector", ""), row.labels.get("reason", "")
-            found.setdefault(_key(row), []).append(f"{clean(collector)} ({clean(reason)})")
+            why = f"{clean(collector)} ({clean(reason)})"
+            if why not in found.setdefault(_key(row), []):
+                found[_key(row)].append(why)
         else:
             silent[_key(row)] += 1
     for key, count in silent.items():

@@ -183,9 +183,10 @@ def y_range(values: Sequence[float]) -> tuple[float, float, list[float]]:
     From 0 on, unless all values lie in the upper half: then the difference would not be seen.
     """
     top, bottom = max(values, default=1.0), min(values, default=0.0)
-    low = 0.0 if bottom >= 0 and bottom < 0.5 * top else bottom
+    # A tenth at least, or the ticks' three digits would be the same.
+    low = 0.0 if 0 <= bottom < 0.5 * top else min(bottom, top - 0.1 * abs(top))
     if top <= low:
-        top = low + (abs(low) * 0.1 or 1.0)
+        top = low + 1.0
     raw = (top - low) / 3
     power = 10 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= 0.999 * raw)

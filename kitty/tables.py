@@ -60,17 +60,21 @@ def jobs_table(jobs: Sequence[JobState], at: float) -> RenderableType:
     return drawn
 
 
-def job_view(snapshot: Snapshot, *, limit: int | None, width: int) -> RenderableType:
+def job_view(snapshot: Snapshot, *, limit: int | None, width: int, wrap: bool) -> RenderableType:
     """Return a job: the verdict, then its ranks.
 
     Args:
         snapshot: The job.
         limit: Ranks to show at most; None shows all.
         width: Columns of the terminal; signals that have no place are named below.
+        wrap: Whether sentences may take several lines.
     """
     shown = snapshot.ranks if limit is None else snapshot.ranks[:limit]
     signals, hidden = _fitting(snapshot, shown, width)
     parts: list[RenderableType] = list(_head(snapshot))
+    for part in parts:
+        if isinstance(part, Text) and not wrap:
+            part.no_wrap, part.overflow = True, "ignore"
     if snapshot.ranks:
         parts += [Text(), ranks_table(snapshot, shown, signals)]
     if (more := len(snapshot.ranks) - len(shown)) > 0:

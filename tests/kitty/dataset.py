@@ -140,6 +140,7 @@ class Job:
             yield Series("kitty_pod_peer_rtt_seconds_sum", labels, growing(20 * rtt))
             yield Series("kitty_pod_peer_sent_segments_total", labels, growing(100))
             yield Series("kitty_pod_peer_retransmitted_segments_total", labels, growing(0.1))
+        yield Series("sys_oom_kill_event_total", pod, constant(0))
         collectors = ("pod", "net", "tcp", "rtt", "process", "rank", "kernel", "gpu", "cgroup")
         for collector in collectors:
             down = collector == "rtt" and self.blind

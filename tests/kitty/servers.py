@@ -1,7 +1,6 @@
 """A real Prometheus on loopback with the shipped rules, history and a page that it scrapes."""
 
 import json
-import os
 import socket
 import subprocess
 import threading
@@ -68,7 +67,11 @@ class RealPrometheus:
                     "job_name": "kitty",
                     "honor_labels": True,
                     "static_configs": [{"targets": [page], "labels": target}],
-                }
+                },
+                {
+                    "job_name": "prometheus",
+                    "static_configs": [{"targets": [self.url.removeprefix("http://")]}],
+                },
             ],
         }
         config = self._folder / "prometheus.yml"
@@ -84,7 +87,6 @@ class RealPrometheus:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "GOMAXPROCS": "1"},
             )
         return self
 
