@@ -1,6 +1,7 @@
 """The operator's command line."""
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -69,20 +70,25 @@ COMMANDS: dict[str, Callable[[Prometheus, argparse.Namespace, float], Answer]] =
 
 
 def ask(server: Prometheus, options: argparse.Namespace) -> Answer:
-    """Answer once, at the server's time; what is odd goes to standard error."""
+    """Answer once, at the server's time."""
     server.warnings.clear()
     at = server.now()
     apart = time.time() - at
     if abs(apart) > CLOCKS_DIFFER_S:
         way = "ahead of" if apart > 0 else "behind"
         server.warnings.append(
-            f"this machine's clock is {duration(abs(apart))} {way} the Prometheus's;"
+            f"this machine's clock is {duration(abs(apart) // 10 * 10)} {way} the Prometheus's;"
             " all times here are the Prometheus's"
         )
-    answer = COMMANDS[options.command](server, options, at)
+    return COMMANDS[options.command](server, options, at)
+
+
+def warn(server: Prometheus, told: set[str]) -> None:
+    """Print warnings that were not told yet."""
     for warning in server.warnings:
-        print(f"kitty: warning: {warning}", file=sys.stderr)
-    return answer
+        if warning not in told:
+            print(f"kitty: warning: {warning}", file=sys.stderr)
+    told.update(server.warnings)
 
 
 def show(drawn: RenderableType | str) -> None:
@@ -102,6 +108,7 @@ def watch(server: Prometheus, options: argparse.Namespace) -> int:
     """Answer again and again, also after the Prometheus was away; until Ctrl-C."""
     screen = console()
     live = None if options.json or not screen.is_terminal else Live(console=screen, screen=False)
+    told: set[str] = set()
     if live is not None:
         live.start()
     try:
@@ -111,6 +118,7 @@ def watch(server: Prometheus, options: argparse.Namespace) -> int:
             except CannotTellError as error:
                 print(f"kitty: {error}", file=sys.stderr)
             else:
+                warn(server, told)
                 if live is not None and not isinstance(drawn, str):
                     live.update(drawn, refresh=True)
                 else:
@@ -129,6 +137,7 @@ def run(options: argparse.Namespace) -> int:
     if getattr(options, "watch", None):
         return watch(server, options)
     drawn, status = ask(server, options)
+    warn(server, set())
     show(drawn)
     return status
 
@@ -140,6 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 answered (a verdict or none), 1 it could not be told, 2 wrong usage.
     """
     options = parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a table's line is not in every encoding
     try:
         return run(options)
     except (UsageError, AmbiguousError) as error:

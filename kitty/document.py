@@ -65,6 +65,7 @@ def job_document(snapshot: Snapshot, warnings: Sequence[str]) -> dict[str, Any]:
         **state_document(snapshot.state, snapshot.at),
         "summary": snapshot.headline(),
         "not_seen": list(snapshot.unseen),
+        "sudden_changes": list(snapshot.sudden),
         "signals": {
             signal.name: {"unit": signal.unit, "median": snapshot.medians.get(signal.name)}
             for signal in snapshot.signals

@@ -52,7 +52,7 @@ class Finding(Episode):
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm(Episode):
-    """An alert beside the verdict's."""
+    """An alert beside the verdict's, or a sudden change that a sidecar saw between scrapes."""
 
     name: str
     about: str
@@ -184,20 +184,24 @@ class _Reader:
         return sorted(found, key=lambda finding: (finding.begin, finding.verdict.rank))
 
     def alarms(self) -> list[Alarm]:
-        """Return the alerts that fired, but for those that repeat a verdict."""
+        """Return the alerts that fired, but for those that repeat a verdict; sudden changes."""
         beside = "KittyOutOfMemory.*|KittyIdleGpus|KittyBlind|KittySidecarSilent|KittyJobLabelLost"
         selected = f'ALERTS{{{self.job},alertstate="firing",alertname=~"{beside}"}}'
         if self.step > WINDOW_S:
             selected = f"max_over_time({selected}[{self.step}s])"
+        latched = f"kitty_anomaly{{{self.job}}}"
+        if self.step > WINDOW_S:
+            latched = f"max_over_time({latched}[{self.step}s])"
+        sudden = f"max by (pod, rank, signal) ({latched}) == 1"
         found = [
             Alarm(
                 begin=stretch[0][0],
                 end=stretch[-1][0],
                 lasting=self._lasts(stretch[-1][0]),
-                name=clean(curve.labels.get("alertname", "")),
+                name=clean(curve.labels.get("alertname", "sudden change")),
                 about=_about(curve.labels),
             )
-            for curve in self.curves(selected)
+            for curve in (*self.curves(selected), *self.curves(sudden))
             for stretch in stretches(curve.points, self.step)
         ]
         return sorted(found, key=lambda alarm: (alarm.begin, alarm.name))
@@ -205,7 +209,7 @@ class _Reader:
 
 def _about(labels: Mapping[str, str]) -> str:
     """Return what an alert is about, beside the job."""
-    of = ("pod", "node", "container", "collector", "reason")
+    of = ("signal", "rank", "pod", "node", "container", "collector", "reason")
     return ", ".join(clean(labels[label]) for label in of if labels.get(label))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kitty.jobs import ONE_RANK, JobState, read_blind, read_withheld
 from kitty.prometheus import Prometheus, Row, quoted, selector
 from kitty.signals import EVIDENCE, SIGNALS, Signal, in_order, signal_of
-from kitty.text import clean, natural, several, shortened
+from kitty.text import clean, clock, natural, several, shortened
 from kitty.verdict import ALL, Evidence, Verdict, read_verdicts, telling
 
 
@@ -47,6 +47,7 @@ class Snapshot:
         ranks: The worst first.
         medians: Of the job, by signal.
         unseen: What cannot be seen of it, in words.
+        sudden: Sudden changes that sidecars saw between scrapes, in words.
     """
 
     state: JobState
@@ -54,6 +55,7 @@ class Snapshot:
     ranks: Sequence[Rank]
     medians: Mapping[str, float]
     unseen: Sequence[str]
+    sudden: Sequence[str]
 
     @property
     def signals(self) -> list[Signal]:
@@ -111,7 +113,12 @@ def read_job(server: Prometheus, at: float, *, namespace: str, name: str) -> Sna
     have = {signal for rank in ranks for signal in rank.values}
     if ranks and (absent := [SIGNALS[key].name for key in SIGNALS if key not in have]):
         unseen = [*unseen, f"no series of {', '.join(absent)}"]
-    named = [verdict.rank or verdict.pod for verdict in verdicts if verdict.names_somebody]
+    named = {
+        name
+        for verdict in verdicts
+        for name in (verdict.rank or verdict.pod, verdict.peer_pod)
+        if name
+    }
     ordered = sorted(
         ranks,
         key=lambda rank: (
@@ -121,7 +128,14 @@ def read_job(server: Prometheus, at: float, *, namespace: str, name: str) -> Sna
             rank.pod,
         ),
     )
-    return Snapshot(state=state, at=at, ranks=ordered, medians=medians, unseen=unseen)
+    return Snapshot(
+        state=state,
+        at=at,
+        ranks=ordered,
+        medians=medians,
+        unseen=unseen,
+        sudden=read_sudden(server, at, namespace=namespace, name=name),
+    )
 
 
 def read_ranks(server: Prometheus, at: float, *, namespace: str, name: str) -> list[Rank]:
@@ -243,3 +257,16 @@ def read_unseen(server: Prometheus, at: float, *, namespace: str, name: str) -> 
     if lost:
         unseen.append("pods whose series carry exported_job (scraped without honor_labels)")
     return unseen
+
+
+def read_sudden(server: Prometheus, at: float, *, namespace: str, name: str) -> list[str]:
+    """Return what changed suddenly against a rank's own past, seen by sidecars between scrapes."""
+    since = selector("kitty_anomaly_since_timestamp_seconds", namespace=namespace, job=name)
+    now = selector("kitty_anomaly", namespace=namespace, job=name)
+    rows = server.rows(f"max by (rank, signal) ({since} and on (pod, rank, signal) {now} == 1)", at)
+    ordered = sorted(rows, key=lambda row: (-row.value, natural(row.labels.get("rank", ""))))
+    return [
+        f"{clean(row.labels.get('signal', ''))} of rank {clean(row.labels.get('rank', ''))}"
+        f" ({clock(row.value)})"
+        for row in ordered
+    ]

@@ -16,6 +16,7 @@ NO_RULES = (
     "kitty's rules are not loaded in this Prometheus: it has series of sidecars and none of"
     " kitty:job:pods (list kitty.rules.yaml under rule_files)"
 )
+LOST = "scraped without honor_labels (exported_job)"
 NO_SERIES = "this Prometheus has no series of kitty's: does it scrape the sidecars?"
 
 ONE_RANK = "one rank has nothing to be compared with"
@@ -98,8 +99,9 @@ def read_jobs(server: Prometheus, at: float) -> list[JobState]:
         )
     )
     seen.update(dict.fromkeys(pods, at))
-    if not seen:
-        raise CannotTellError(NO_RULES if server.rows("count(kitty_pod_info)", at) else NO_SERIES)
+    lost = read_lost(server, at)
+    if not seen and not lost:
+        raise CannotTellError(_nothing(server, at))
     ranks = _by_job(
         server.rows("count by (namespace, job) (count by (namespace, job, rank) (kitty:rank))", at)
     )
@@ -123,6 +125,7 @@ def read_jobs(server: Prometheus, at: float) -> list[JobState]:
         )
         for key, when in seen.items()
     ]
+    jobs += [job for job in lost if (job.namespace, job.name) not in pods]
     order = (VERDICT, INCONCLUSIVE, BLIND, OK, NO_DATA)
     return sorted(jobs, key=lambda job: (order.index(job.health), job.namespace, job.name))
 
@@ -155,6 +158,32 @@ def read_blind(server: Prometheus, at: float) -> dict[tuple[str, str], list[str]
     return found
 
 
+def read_lost(server: Prometheus, at: float) -> list[JobState]:
+    """Return jobs whose series lost their job's label, so that the rules leave them out."""
+    rows = server.rows('count by (namespace, exported_job) (kitty_pod_info{exported_job!=""})', at)
+    return [
+        JobState(
+            namespace=row.labels.get("namespace", ""),
+            name=row.labels.get("exported_job", ""),
+            pods=0,
+            ranks=int(row.value),
+            verdicts=(),
+            blind=(),
+            withheld=[LOST],
+            seen=at,
+            present=True,
+        )
+        for row in rows
+    ]
+
+
+def _nothing(server: Prometheus, at: float) -> str:
+    """Return why there is no job at all."""
+    if server.rows('count(kitty_pod_info{exported_job!=""})', at):
+        return f"all series of kitty's in this Prometheus are {LOST}: no job is compared"
+    return NO_RULES if server.rows("count(kitty_pod_info)", at) else NO_SERIES
+
+
 def find_job(
     server: Prometheus, at: float, *, name: str, namespace: str | None, window: str = GONE
 ) -> tuple[str, str]:
@@ -174,7 +203,7 @@ def find_job(
     rows = server.rows(f"group by (namespace, job) (last_over_time(kitty:job:pods[{window}]))", at)
     known = sorted((row.labels.get("namespace", ""), row.labels.get("job", "")) for row in rows)
     if not known:
-        raise CannotTellError(NO_RULES if server.rows("count(kitty_pod_info)", at) else NO_SERIES)
+        raise CannotTellError(_nothing(server, at))
     of_name = [key for key in known if key[1] == name]
     found = [key for key in of_name if namespace in (None, key[0])]
     if len(found) == 1:

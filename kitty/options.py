@@ -41,21 +41,9 @@ def parser(environment: Mapping[str, str] = os.environ) -> argparse.ArgumentPars
         prog="kitty", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw
     )
     top.add_argument("--version", action="version", version=f"kitty {__version__}")
-    top.add_argument(
-        "--prometheus",
-        metavar="URL",
-        type=address,
-        default=environment.get("KITTY_PROMETHEUS") or DEFAULT_URL,
-        help="address of the Prometheus",
-    )
-    top.add_argument("--token-file", metavar="FILE", type=Path, help="holds a bearer token")
-    top.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=30.0,
-        help="for each answer of the Prometheus (default 30)",
-    )
+    _server(top)
+    url = environment.get("KITTY_PROMETHEUS") or DEFAULT_URL
+    top.set_defaults(prometheus=url, token_file=None, timeout=30.0)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     jobs = commands.add_parser(
         "jobs", help="all jobs with their health", epilog=EPILOG, formatter_class=raw
@@ -76,9 +64,15 @@ def parser(environment: Mapping[str, str] = os.environ) -> argparse.ArgumentPars
         epilog=EPILOG,
         formatter_class=raw,
     )
+    for command in (jobs, job, report):
+        _server(command)
     for command in (job, report):
-        command.add_argument("name", metavar="NAME", help="the job, as kitty jobs lists it")
-        command.add_argument("-n", "--namespace", help="its namespace, where there are several")
+        command.add_argument(
+            "name", metavar="NAME", type=name, help="the job, as kitty jobs lists it"
+        )
+        command.add_argument(
+            "-n", "--namespace", type=name, help="its namespace, where there are several"
+        )
     for command in (jobs, job):
         command.add_argument("--json", action="store_true", help="for machines, on stdout")
         command.add_argument(
@@ -105,6 +99,40 @@ def parser(environment: Mapping[str, str] = os.environ) -> argparse.ArgumentPars
         "-o", "--output", metavar="FILE", required=True, help="where to write it; - is stdout"
     )
     return top
+
+
+def _server(command: argparse.ArgumentParser) -> None:
+    """Add the options on the server, which may stand before the command or after it."""
+    command.add_argument(
+        "--prometheus",
+        metavar="URL",
+        type=address,
+        default=argparse.SUPPRESS,
+        help="address of the Prometheus",
+    )
+    command.add_argument(
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        default=argparse.SUPPRESS,
+        help="holds a bearer token",
+    )
+    command.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=argparse.SUPPRESS,
+        help="for each answer of the Prometheus (default 30)",
+    )
+
+
+def name(text: str) -> str:
+    """Parse a name: what is not UTF-8 no label can be."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError("the name is not UTF-8") from error
+    return text
 
 
 def address(text: str) -> str:

@@ -169,8 +169,9 @@ def _alarms(history: History) -> Iterator[str]:
     if not history.alarms:
         return
     yield (
-        '<section id="alerts"><h2>Other alerts</h2><div class="scroll"><table><thead><tr>'
-        "<th>begin (UTC)</th><th>end</th><th>length</th><th>alert</th><th>of</th>"
+        '<section id="alerts"><h2>Other alerts and sudden changes</h2>'
+        '<div class="scroll"><table><thead><tr>'
+        "<th>begin (UTC)</th><th>end</th><th>length</th><th>what</th><th>of</th>"
         "</tr></thead><tbody>"
     )
     for alarm in history.alarms[-MOST_ROWS:]:

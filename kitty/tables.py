@@ -11,7 +11,7 @@ from rich.text import Text
 from kitty.job import Rank, Snapshot
 from kitty.jobs import BLIND, INCONCLUSIVE, NO_DATA, OK, VERDICT, JobState
 from kitty.signals import Signal
-from kitty.text import clean, clock, duration, figure, several
+from kitty.text import clean, clock, duration, figure, several, shortened
 
 STRONG, WEAK = 3.5, 2.0
 """z from which a signal names a cause, and from which it counts at all (docs/verdict.md)."""
@@ -93,6 +93,8 @@ def _head(snapshot: Snapshot) -> Iterator[Text]:
     for kind, limit in limits.items():
         if limit:
             yield Text(f"Not told by {clean(kind)}: {limit}.", style="dim")
+    if snapshot.sudden:
+        yield Text(f"Sudden changes seen by sidecars: {shortened(snapshot.sudden)}.")
     if snapshot.unseen:
         yield Text(f"Not seen: {'; '.join(snapshot.unseen)}.", style="dim")
 

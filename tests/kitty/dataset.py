@@ -16,6 +16,9 @@ HOUR = 3600
 RAW_S = 60
 """The raw families' history: more than the rules' windows."""
 
+BEGAN = 1_796_000_000
+"""When a sidecar saw something change, by the node's clock."""
+
 HOSTILE = "<script>alert(1)</script>\"'&\u202e\\é\n"
 POD = '"><img src=x onerror=alert(2)>'
 GPU = {
@@ -163,18 +166,23 @@ class Job:
         )
         yield Series("kitty_rank_cpu_seconds_total", labels, growing(1.5))
         yield Series("kitty_tcp_busy_seconds_total", labels, growing(0.2))
+        if self.far_pod is not None:
+            left = {**labels, "signal": "rtt"}
+            yield Series("kitty_anomaly", left, constant(rank == self.far_pod))
+            if rank == self.far_pod:
+                yield Series("kitty_anomaly_since_timestamp_seconds", left, constant(BEGAN))
         yield Series("kitty_tcp_tx_queue_bytes", labels, constant(2e4))
         yield Series("proc_state", {**labels, "state": "T"}, constant(1 if stopped else 0))
         if self.per_pod > 1:
             return
-        yield Series("kitty_rank_workers", {**labels, "state": "D"}, constant(0))
-        yield Series("proc_state", {**labels, "state": "D"}, constant(0))
+        yield Series("kitty_rank_worker_device_wait_seconds_total", labels, growing(0.02))
         yield Series(
             "kitty_rank_wait_seconds_total",
             {**labels, "on": "stopped"},
             growing(0.97 if stopped else 0),
         )
         yield Series("kitty_rank_wait_seconds_total", {**labels, "on": "pipe"}, growing(0.01))
+        yield Series("kitty_rank_wait_seconds_total", {**labels, "on": "device"}, growing(0))
         yield Series("proc_futex_wait_duration_seconds_sum", labels, growing(0.6))
         yield Series("proc_futex_wait_duration_seconds_count", labels, growing(60))
         scope = {**labels, "scope": "container", "container": "trainer"}
@@ -313,11 +321,11 @@ def openmetrics(series: list[Series], end: float) -> Iterator[str]:
         for t in range(-one.since_s, 1, one.every_s):
             value = one.value(t)
             if value is not None:
-                yield f"{text} {value:.9g} {end + t:.0f}\n"
+                yield f"{text} {value:.10g} {end + t:.0f}\n"
     yield "# EOF\n"
 
 
 def live_page(series: list[Series], end: float, now: float) -> bytes:
     """Return the page that continues the raw families."""
     rows = ((one.text(), one.value(now - end)) for one in series if one.live)
-    return "".join(f"{text} {value:.9g}\n" for text, value in rows if value is not None).encode()
+    return "".join(f"{text} {value:.10g}\n" for text, value in rows if value is not None).encode()

@@ -155,6 +155,8 @@ def test_token(kitty: Kitty, tmp_path: Path) -> None:
         (["report", "ring", "-o", "x", "--since", "5s"], "is not a time like"),
         (["report", "ring"], "required: -o"),
         (["job", "ring", "--limit", "0"], "is not a number above 0"),
+        (["job", "\udcff"], "the name is not UTF-8"),
+        (["jobs", "--prometheus", "host:9090"], "is not an address like"),
         ([], "required: COMMAND"),
     ],
 )
@@ -227,3 +229,23 @@ def test_no_rules_or_no_series(kitty: Kitty, series: str, told: str) -> None:
             ran = kitty(*arguments, url=url)
             assert (ran.status, ran.out) == (1, "")
             assert told in ran.err
+
+
+def test_series_that_lost_their_job(kitty: Kitty) -> None:
+    key = {"namespace": "ns", "exported_job": "ring"}
+
+    class Lost(Telling):
+        told: ClassVar = {
+            'count by (namespace, exported_job) (kitty_pod_info{exported_job!=""})': vector(
+                (key, "4")
+            ),
+            'count(kitty_pod_info{exported_job!=""})': vector(({}, "4")),
+        }
+
+    with serving(Lost) as url:
+        jobs, job = kitty("jobs", "--json", url=url), kitty("job", "ring", url=url)
+    (told,) = json.loads(jobs.out)["jobs"]
+    assert (told["namespace"], told["job"], told["health"]) == ("ns", "ring", "blind")
+    assert told["details"] == "scraped without honor_labels (exported_job)"
+    assert job.status == 1
+    assert "are scraped without honor_labels" in job.err

@@ -91,6 +91,7 @@ def test_json_has_all_of_it(kitty: Kitty, prometheus: RealPrometheus) -> None:
     assert told["by_rank"][0]["z"]["rtt"] > 3.5
     assert len(told["signals"]) == 14
     assert told["not_seen"] == []
+    assert told["sudden_changes"] == ["rtt of rank 2 (00:53:20 UTC)"]
 
 
 def test_many_ranks(kitty: Kitty, prometheus: RealPrometheus) -> None:
