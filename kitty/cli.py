@@ -105,10 +105,11 @@ def show(drawn: RenderableType | str) -> None:
 
 
 def watch(server: Prometheus, options: argparse.Namespace) -> int:
-    """Answer again and again, also after the Prometheus was away; until Ctrl-C."""
+    """Answer again and again until Ctrl-C; once there was an answer, also after the lack of one."""
     screen = console()
     live = None if options.json or not screen.is_terminal else Live(console=screen, screen=False)
     told: set[str] = set()
+    answered = False
     if live is not None:
         live.start()
     try:
@@ -116,8 +117,11 @@ def watch(server: Prometheus, options: argparse.Namespace) -> int:
             try:
                 drawn, _ = ask(server, options)
             except CannotTellError as error:
+                if not answered:
+                    raise
                 print(f"kitty: {error}", file=sys.stderr)
             else:
+                answered = True
                 warn(server, told)
                 if live is not None and not isinstance(drawn, str):
                     live.update(drawn, refresh=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from kitty import __version__
-from kitty.history import MOST_LINES, MOST_NAMED, Episode, Finding, History, Place
+from kitty.history import MOST_LINES, MOST_NAMED, WINDOW_S, Episode, Finding, History, Place
 from kitty.plot import Bar, Line, Shade, bar_plot, line_plot, safe
 from kitty.signals import EVIDENCE, Signal
 from kitty.style import STYLE
@@ -53,7 +53,7 @@ def page(history: History, *, warnings: Sequence[str]) -> str:
 
 
 def _worst(history: History) -> str:
-    if history.step <= 20:
+    if history.step <= WINDOW_S:
         return ""
     return " A point is the worst moment since the one before."
 

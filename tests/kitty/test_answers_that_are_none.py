@@ -249,3 +249,82 @@ def test_series_that_lost_their_job(kitty: Kitty) -> None:
     assert told["details"] == "scraped without honor_labels (exported_job)"
     assert job.status == 1
     assert "are scraped without honor_labels" in job.err
+
+
+JOB = {"namespace": "ns", "job": "j"}
+FOUND = {
+    "group by (namespace, job) (last_over_time(kitty:job:pods[15m]))": vector((JOB, "1")),
+    "kitty:job:pods": vector((JOB, "4")),
+}
+
+
+def sentences(kitty: Kitty, more: Mapping[str, dict[str, Any]]) -> list[str]:
+    class Verdicts(Telling):
+        told: ClassVar = {**FOUND, **more}
+
+    with serving(Verdicts) as url:
+        ran = kitty("job", "j", "--json", url=url)
+    assert ran.status == 0
+    return [verdict["sentence"] for verdict in json.loads(ran.out)["verdicts"]]
+
+
+def test_sentence_on_a_way(kitty: Kitty) -> None:
+    ends = {**JOB, "pod": "a", "peer_pod": "b"}
+    told = sentences(
+        kitty,
+        {
+            "kitty:verdict": vector(({**ends, "class": "path"}, "0.93")),
+            "kitty:verdict:since_timestamp_seconds": vector(({**ends, "class": "path"}, "940")),
+            "kitty:cell": vector(
+                ({**ends, "signal": "rtt"}, "0.05"), ({**ends, "signal": "retransmits"}, "0")
+            ),
+            "kitty:cell:median": vector(({**JOB, "signal": "rtt"}, "0.001")),
+            "kitty:cell:hot": vector(({**ends, "signal": "rtt"}, "12")),
+        },
+    )
+    assert told == [
+        (
+            "The way between pods a and b of job ns/j is slow or loses data; which end is at fault "
+            "cannot be told: path, confidence 93%, since 00:15:40 UTC (1 min); round trips between "
+            "them take 50 ms (median of the job 1 ms)."
+        )
+    ]
+
+
+def test_sentence_on_the_whole_job(kitty: Kitty) -> None:
+    told = sentences(
+        kitty,
+        {
+            "kitty:verdict": vector(({**JOB, "class": "cpu", "rank": "all"}, "0.871")),
+            "kitty:signal:median": vector(({**JOB, "signal": "run_queue"}, "0.8")),
+            "kitty:signal:baseline": vector(({**JOB, "signal": "run_queue"}, "0.02")),
+        },
+    )
+    assert told == [
+        (
+            "All ranks of job ns/j are slower than minutes ago, none stands out: cpu, confidence "
+            "87%; the ranks' median of run_queue is 800 ms a second (ten minutes before: 20 ms a "
+            "second)."
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (
+            "two-ranks",
+            "its two ranks differ, and two are too few to tell which of them is at fault",
+        ),
+        (
+            "ranks-missing",
+            "something is slow, but ranks that were there within ten minutes are not",
+        ),
+        ("of-tomorrow", "of-tomorrow"),
+        ("", "its two ranks differ"),
+    ],
+)
+def test_sentence_on_nobody(kitty: Kitty, reason: str, told: str) -> None:
+    labels = {**JOB, "class": "inconclusive", **({"reason": reason} if reason else {})}
+    (sentence,) = sentences(kitty, {"kitty:verdict": vector((labels, "0"))})
+    assert sentence.startswith(f"No rank of job ns/j is named: {told}")
