@@ -30,14 +30,14 @@ th{white-space:nowrap}td{overflow-wrap:break-word;max-width:380px}
 td:nth-child(-n+3){white-space:nowrap}
 figure{margin:0}figcaption{font-size:13px;margin:0 0 2px}figcaption code{color:var(--soft)}
 .grid-of-plots{display:grid;gap:18px 24px;
-grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr))}
+grid-template-columns:repeat(auto-fill,minmax(min(100%,430px),1fr))}
 .legend{display:flex;flex-wrap:wrap;gap:4px 18px;font-size:13px;margin:0 0 12px}
 p.legend{position:sticky;top:0;background:var(--card);padding:8px 0;z-index:1;
 border-bottom:1px solid var(--rule)}
 .legend span{display:inline-flex;align-items:center;gap:6px}
 .legend i{display:inline-block;width:18px;height:12px;flex:none;border-radius:2px}
 .legend i.swatch{height:3px}
-svg{display:block;width:100%;height:auto}svg text{fill:var(--soft);font-size:11px}
+svg{display:block;width:100%;height:auto}.plot svg{max-width:760px}svg text{fill:var(--soft);font-size:11px}
 svg text.name{fill:var(--fg);font-size:12px}
 .grid{stroke:var(--rule);stroke-width:1;fill:none}
 .line{fill:none;stroke-width:1.7;stroke-linejoin:round;stroke-linecap:round}
