@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kitty.dataset import all_series
+from tests.kitty.lab_recording import recorded_series
 from tests.kitty.servers import ROOT, RULES, RealPrometheus
 
 
@@ -40,7 +41,10 @@ def started(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A Prometheus that has just been started; the rules may have said nothing yet."""
     folder = tmp_path_factory.mktemp("prometheus")
     with RealPrometheus(
-        programs=programs, folder=folder, rules=[RULES], series=all_series()
+        programs=programs,
+        folder=folder,
+        rules=[RULES],
+        series=[*all_series(), *recorded_series()],
     ) as server:
         yield server
     shutil.rmtree(folder)
@@ -58,6 +62,8 @@ def prometheus(started: RealPrometheus) -> RealPrometheus:
     """A Prometheus whose rules have judged the jobs and gone round once more after that."""
     for kind in ("network-latency", "cpu", "paused"):
         started.wait(f'kitty:verdict{{class="{kind}"}}')
+    started.wait('kitty:signal{namespace="lab",signal="futex_wait"}')
+    started.wait('kitty:cell{namespace="lab",signal="retransmits"}')
     started.wait('ALERTS{alertname="KittyStraggler",job="ring"}')
     started.wait('kitty:signal:z{job="ring"} and on () kitty:signal{signal="gpu_clock",job="ring"}')
     return started
