@@ -12,7 +12,7 @@ help:  ## say what each target does
 deps:  ## install the Debian packages that the demo and the tests use (root; else say what is missing)
 	@tools/debian-packages
 
-venv: $(VENV)/.ready  ## make .venv with kitty-webhook, kitty-sidecar and kitty-lab in it
+venv: $(VENV)/.ready  ## make .venv with kitty, kitty-webhook, kitty-sidecar and kitty-lab in it
 
 $(VENV)/.ready: requirements/dev.txt pyproject.toml | deps
 	$(PYTHON) -m venv --clear $(VENV)
