@@ -18,7 +18,7 @@ from lab.admission import AdmissionError
 from lab.commands import ToolError
 from lab.display import PLAIN_WIDTH, display_for, summary
 from lab.faults import KINDS, Kind
-from lab.job import NAME, NAMESPACE
+from lab.job import NAMESPACE, WORKLOADS, Workload
 from lab.podspec import UnsupportedError
 from lab.signals import SIGNALS
 from lab.story import Finding, Pace, Story, StoryError
@@ -81,6 +81,12 @@ def parser() -> argparse.ArgumentParser:
     )
     single.add_argument("--strength", type=positive, help="in the fault's unit (default: as below)")
     for command in (demo, single):
+        command.add_argument(
+            "--workload",
+            choices=list(WORKLOADS),
+            default="ring",
+            help="the lab's own trainer, or PyTorch's DDP over gloo (default ring)",
+        )
         command.add_argument(
             "--rank",
             type=rank_number,
@@ -146,14 +152,23 @@ def ending_signals() -> Iterator[None]:
 
 
 def tell(
-    kinds: Sequence[Kind], *, rank: int, strength: float | None, pace: Pace, as_json: bool
+    kinds: Sequence[Kind],
+    *,
+    rank: int,
+    strength: float | None,
+    pace: Pace,
+    workload: Workload,
+    as_json: bool,
 ) -> int:
     """Run the job and the faults, one after the other; the exit status."""
     start = time.monotonic()
     console = Console(stderr=as_json)
     if not console.is_terminal:
         console = Console(stderr=as_json, width=PLAIN_WIDTH)
-    with display_for(console) as display, Story(display=display, pace=pace) as story:
+    with (
+        display_for(console) as display,
+        Story(display=display, pace=pace, workload=workload) as story,
+    ):
         for kind in kinds:
             story.inject(kind, rank, strength)
         display.say("ending the job")
@@ -171,7 +186,7 @@ def tell(
 def report(story: Story, duration: float) -> dict[str, Any]:
     """Return the summary for machines."""
     return {
-        "job": NAME,
+        "job": story.workload.name,
         "namespace": NAMESPACE,
         "ranks": [
             {
@@ -237,7 +252,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with ending_signals():
             return tell(
-                kinds, rank=options.rank, strength=strength, pace=pace, as_json=options.json
+                kinds,
+                rank=options.rank,
+                strength=strength,
+                pace=pace,
+                workload=WORKLOADS[options.workload],
+                as_json=options.json,
             )
     except KeyboardInterrupt:
         print("kitty-lab: interrupted; everything was removed", file=sys.stderr)

@@ -19,7 +19,7 @@ from lab.admission import (
 )
 from lab.cluster import SIDECAR, Cluster, Pod
 from lab.faults import Kind
-from lab.job import CONTAINER, NAMESPACE, training_pod
+from lab.job import CONTAINER, NAMESPACE, WORKLOADS, Workload, training_pod
 from lab.podspec import declared_port
 from lab.scrape import Page, Scraper, Window
 from lab.signals import SIGNALS, Comparison, compare
@@ -98,6 +98,7 @@ class Story:
         display: Told of everything.
         pace: Lengths of the parts.
         world: Number of ranks.
+        workload: What they run.
         cluster: Where the pods run.
         pods: By rank.
         answers: The webhook's, by rank.
@@ -108,6 +109,7 @@ class Story:
     display: Display
     pace: Pace = field(default_factory=Pace)
     world: int = 4
+    workload: Workload = WORKLOADS["ring"]
     cluster: Cluster = field(default_factory=Cluster)
     pods: dict[int, Pod] = field(default_factory=dict)
     answers: dict[int, Answer] = field(default_factory=dict)
@@ -122,6 +124,8 @@ class Story:
         Raises:
             StoryError: Something did not come up.
         """
+        if missing := self.workload.missing():
+            raise StoryError(f"workload {self.workload.name}: {missing}")
         with ExitStack() as stack:
             stack.enter_context(self.cluster)
             for owner in self.cluster.swept:
@@ -155,7 +159,7 @@ class Story:
         master = self.cluster.next_address()
         for rank in range(self.world):
             answer = admit(
-                training_pod(rank, self.world, master),
+                training_pod(rank, self.world, master, self.workload),
                 NAMESPACE,
                 address=address,
                 context=context,
@@ -193,7 +197,7 @@ class Story:
         return pod.link.address, port
 
     def _wait_for_ranks(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + self.workload.start_timeout_s
         while True:
             self.check()
             pages = self._scraper.round()
@@ -208,7 +212,7 @@ class Story:
                 return
             if time.monotonic() > deadline:
                 raise StoryError(
-                    f"no sidecar sees rank {missing[0]} after {START_TIMEOUT_S:.0f} s; it says:\n"
+                    f"no sidecar sees rank {missing[0]} in time; it says:\n"
                     + self.pods[missing[0]].log_tail(SIDECAR)
                 )
             time.sleep(0.1)
@@ -301,7 +305,7 @@ class Story:
 
 def _parsed(line: str) -> dict[str, Any]:
     try:
-        value = json.loads(line)
+        value = json.loads(line[max(0, line.find("{")) :])  # a launcher says before it who writes
     except ValueError:  # the line is being written
         return {}
     return value if isinstance(value, dict) else {}

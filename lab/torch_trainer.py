@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from lab.loader import BATCHES, Batches, number_of
 
 WIDTH = 512  # two layers of 512 x 512 and their like: 2 MB of gradient
-ROWS = 128
+ROWS = 16
 
 
 class Stored(IterableDataset):  # type: ignore[misc]  # torch is the system's: no types here
