@@ -28,7 +28,7 @@ RULES = ROOT / "manifests/rules/kitty.rules.yaml"
 PORT = 9200
 SLOW = 7  # the number of the pod behind a long way
 INTERVAL_S = 5
-FILL_S = 30  # until windows are full
+FILL_S = 50  # until a job is no longer new and windows are full
 
 
 def address(pod: int) -> str:
@@ -51,27 +51,41 @@ def rows(ranks: int, per_pod: int, peers: int) -> list[tuple[str, float, float]]
             rank = pod * per_pod + local
             labels = f'{own},rank="{rank}"'
             made += rank_rows(labels, pod, pods, peers)
+        made += cells("kitty_pod_peer", own, pod, pods, peers)
+    return made
+
+
+def cells(
+    prefix: str, labels: str, pod: int, pods: int, peers: int
+) -> list[tuple[str, float, float]]:
+    """Return what a rank, or a pod, has of its peers."""
+    made: list[tuple[str, float, float]] = []
+    for step in range(1, peers + 1):
+        peer = (pod + step) % pods
+        with_peer = f'{labels},peer="{address(peer)}"'
+        rtt = 0.05 if SLOW in (pod, peer) else 0.001 + 0.0001 * (step % 5)
+        made += [
+            (f"{prefix}_rtt_seconds_count{{{with_peer}}}", 1000, 40),
+            (f"{prefix}_rtt_seconds_sum{{{with_peer}}}", 1, 40 * rtt),
+            (f"{prefix}_sent_segments_total{{{with_peer}}}", 5000, 200),
+            (f"{prefix}_retransmitted_segments_total{{{with_peer}}}", 10, 0.1),
+        ]
     return made
 
 
 def rank_rows(labels: str, pod: int, pods: int, peers: int) -> list[tuple[str, float, float]]:
     """Return one rank's series."""
     made: list[tuple[str, float, float]] = [(f"kitty_pod_info{{{labels}}}", 1, 0)]
-    for step in range(1, peers + 1):
-        peer = (pod + step) % pods
-        with_peer = f'{labels},peer="{address(peer)}"'
-        rtt = 0.05 if SLOW in (pod, peer) else 0.001 + 0.0001 * (step % 5)
-        made += [
-            (f"kitty_tcp_peer_rtt_seconds_count{{{with_peer}}}", 1000, 40),
-            (f"kitty_tcp_peer_rtt_seconds_sum{{{with_peer}}}", 1, 40 * rtt),
-            (f"kitty_tcp_peer_sent_segments_total{{{with_peer}}}", 5000, 200),
-            (f"kitty_tcp_peer_retransmitted_segments_total{{{with_peer}}}", 10, 0.1),
-        ]
+    made += cells("kitty_tcp_peer", labels, pod, pods, peers)
     made += [
         (f"kitty_tcp_tx_queue_bytes{{{labels}}}", 1e5, 0),
         (f"kitty_tcp_busy_seconds_total{{{labels}}}", 10, 0.3),
         (f"kitty_rank_run_queue_delay_seconds_total{{{labels}}}", 5, 0.02 + 0.001 * (pod % 7)),
         (f"kitty_rank_cpu_seconds_total{{{labels}}}", 100, 1.5),
+        (f"kitty_tcp_rtt_seconds_count{{{labels}}}", 1000, 40 * peers),
+        (f'kitty_tcp_rtt_seconds_bucket{{{labels},le="0.004096"}}', 900, 39 * peers),
+        (f'kitty_rank_wait_seconds_total{{{labels},on="stopped"}}', 0, 0),
+        (f'kitty_rank_wait_seconds_total{{{labels},on="pipe"}}', 0, 0.01),
         (f"proc_futex_wait_duration_seconds_sum{{{labels}}}", 30, 0.4),
         (f'kitty_rank_workers{{{labels},state="D"}}', 0, 0),
         (f"gpu_power_draw_watts{{{labels}}}", 500, 0),
@@ -209,7 +223,7 @@ def watch(server: Prometheus, seconds: int, rules: bool) -> tuple[float, float]:
     if rules:
         print("verdicts:", [labels["pod"] for labels, _ in server.query("kitty:verdict")])
         print("rules that failed:", summed("prometheus_rule_evaluation_failures_total"))
-        for name, cost in dearest(server)[:10]:
+        for name, cost in dearest(server)[:30]:
             print(f"  {cost:.3f} s {name}")
         print(f"group: median {statistics.median(walls):.3f} s, worst {max(walls):.3f} s (wall)")
     return evaluations() - done, used

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, NoReturn
 from prometheus_client import CollectorRegistry
 
 import sidecar
+from sidecar.collectors.anomaly import AnomalyCollector, Figure
 from sidecar.collectors.cgroup import CgroupCollector
 from sidecar.collectors.gpu import GpuCollector
 from sidecar.collectors.kernel import KernelCollector
+from sidecar.collectors.matrix import MatrixCollector
 from sidecar.collectors.net import NetCollector
 from sidecar.collectors.netdev import NetdevCollector
 from sidecar.collectors.pod import PodCollector
@@ -23,6 +25,7 @@ from sidecar.collectors.rdma import RdmaCollector
 from sidecar.collectors.rtt import RttCollector
 from sidecar.collectors.system import SystemCollector
 from sidecar.collectors.tcp import TcpCollector
+from sidecar.collectors.waiting import WaitingCollector
 from sidecar.ebpf.loader import Loader
 from sidecar.guard import Guard
 from sidecar.lifecycle import Lifecycle
@@ -44,6 +47,7 @@ from sidecar.sources.sockdiag import SockDiag
 from sidecar.sources.sockets import SocketTable
 from sidecar.sources.system import SystemFS
 from sidecar.sources.trees import TreeTable
+from sidecar.sources.waiting import WaitReader
 from sidecar.web import application, listen
 
 if TYPE_CHECKING:
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from sidecar.collectors.base import Collector
+    from sidecar.collectors.matrix import ByRank
     from sidecar.config import Config
     from sidecar.web import Server
 
@@ -82,6 +87,9 @@ class Sources:
         self.maps = MapTable(view=lambda: self.pod.view, proc=proc, sys=str(config.sys))
         self.cgroups = CgroupFS(proc)
         self.rdma = RdmaFS(str(config.sys))
+        self.figures: dict[str, Figure] = {}
+        self.round_trips: Callable[[], ByRank] = dict
+        self.segments: Callable[[], ByRank] = dict
         self.sockets = SocketTable(
             SockDiag(),
             self.descriptors,
@@ -97,23 +105,47 @@ def _gpu(sources: Sources) -> Collector | None:
     return GpuCollector(sources.pod, source, DeviceTable(sources.proc)) if source else None
 
 
+def _rtt(sources: Sources) -> Collector:
+    collector = RttCollector(
+        sources.pod,
+        sources.sockets,
+        sources.ebpf,
+        sources.cgroups,
+        hook=sources.pod.config.rtt_hook,
+        own_port=sources.own_port,
+        proc=sources.proc,
+    )
+    sources.figures["rtt"] = Figure(collector.latest, least=0.005)
+    sources.round_trips = collector.round_trips
+    return collector
+
+
+def _tcp(sources: Sources) -> Collector:
+    collector = TcpCollector(sources.pod, sources.sockets)
+    sources.figures["retransmits"] = Figure(collector.retransmitted, least=10, span=0.5)
+    sources.segments = collector.segments
+    return collector
+
+
+def _waiting(sources: Sources) -> Collector:
+    collector = WaitingCollector(sources.pod, WaitReader(sources.proc))
+    sources.figures["stopped"] = Figure(collector.stopped, least=0.2, span=0.5)
+    return collector
+
+
 COLLECTORS: dict[str, Callable[[Sources], Collector | None]] = {
     "pod": lambda s: PodCollector(s.pod),
-    "tcp": lambda s: TcpCollector(s.pod, s.sockets),
+    "tcp": _tcp,
     "net": lambda s: NetCollector(s.pod, s.sockets, proc=s.proc),
-    "rtt": lambda s: RttCollector(
-        s.pod,
-        s.sockets,
-        s.ebpf,
-        s.cgroups,
-        hook=s.pod.config.rtt_hook,
-        own_port=s.own_port,
-        proc=s.proc,
-    ),
+    "rtt": _rtt,
     "kernel": lambda s: KernelCollector(s.pod, s.ebpf, s.cgroups, proc=s.proc),
     "system": lambda s: SystemCollector(s.pod, s.system, proc=s.proc),
     "process": lambda s: ProcessCollector(s.pod, s.descriptors, proc=s.proc),
     "rank": lambda s: RankCollector(s.pod, s.trees, s.maps),
+    "matrix": lambda s: MatrixCollector(s.pod, round_trips=s.round_trips, segments=s.segments),
+    "waiting": _waiting,
+    # After those whose figures it watches.
+    "anomaly": lambda s: AnomalyCollector(s.pod, s.figures),
     "cgroup": lambda s: CgroupCollector(s.pod, s.cgroups),
     "rdma": lambda s: RdmaCollector(s.pod, s.rdma, s.descriptors, s.sockets, proc=s.proc),
     "netdev": lambda s: NetdevCollector(s.pod, addresses=addresses, proc=s.proc),

@@ -157,6 +157,20 @@ class RttCollector:
         """Detaches the hook."""
         self._hooks.close()
 
+    def latest(self) -> dict[str, tuple[float, float]]:
+        """Returns each rank's mean of the latest window, in seconds, and when it ended."""
+        return {rank: (mean / 1e6, when) for rank, (mean, when) in self._windows.items() if rank}
+
+    def round_trips(self) -> dict[str, dict[str, tuple[int, float]]]:
+        """Returns by rank and peer address: samples, and their sum in seconds."""
+        return {
+            rank: {
+                peer: (lanes.first(both), lanes.second(both) / 1e6)
+                for peer, both in self._busiest(rank, peers)
+            }
+            for rank, peers in self._published.peers.items()
+        }
+
     def _directories(self) -> tuple[str, ...]:
         found = set()
         for pid, paths in self._pod.containers().values():

@@ -6,6 +6,7 @@ connections of launchers, and those that nobody was seen to hold, are under the 
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -47,10 +48,39 @@ class TcpCollector:
     def __init__(self, pod: Pod, sockets: SocketTable) -> None:
         self._pod = pod
         self._sockets = sockets
+        self._sampled = 0.0
 
     def sample(self) -> None:
         """Reads the namespace's sockets."""
         self._sockets.refresh()
+        self._sampled = time.monotonic()
+
+    def retransmitted(self) -> dict[str, tuple[float, float]]:
+        """Returns the segments that each rank sent again so far, and when they were counted."""
+        snapshot = self._sockets.snapshot
+        if snapshot is None:
+            return {}
+        return {
+            rank: (_value(ranked.totals, "retransmitted_segments"), self._sampled)
+            for rank, ranked in snapshot.ranks.items()
+            if rank
+        }
+
+    def segments(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """Returns by rank and peer address: segments sent, and sent again."""
+        snapshot = self._sockets.snapshot
+        if snapshot is None:
+            return {}
+        return {
+            rank: {
+                peer: (
+                    _value(traffic.totals, "sent_segments"),
+                    _value(traffic.totals, "retransmitted_segments"),
+                )
+                for peer, traffic in ranked.peers.items()
+            }
+            for rank, ranked in snapshot.ranks.items()
+        }
 
     def collect(self) -> Iterator[Metric]:
         """Yields the rank's counters and gauges, then its matrix of peers."""

@@ -64,7 +64,7 @@ class Job:
 
     def cell(self, rank: int, peer: int, *, rtt_s: float = 0.001, lost: float = 0.0) -> None:
         """Set what a rank sees of another."""
-        name, to = "kitty_tcp_peer_{}", f'peer="{self.address(peer)}"'
+        name, to = "kitty_pod_peer_{}", f'peer="{self.address(peer)}"'
         self.put(rank, name.format("rtt_seconds_count"), growing(20), to)
         self.put(rank, name.format("rtt_seconds_sum"), growing(20 * rtt_s), to)
         self.put(rank, name.format("sent_segments_total"), growing(100), to)

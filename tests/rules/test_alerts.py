@@ -50,9 +50,27 @@ def test_two_ranks(programs: Path, tmp_path: Path) -> None:
         tmp_path,
         job.series,
         "KittyInconclusive",
-        "class=inconclusive severity=info",
+        "class=inconclusive reason=two-ranks severity=info",
         "The two ranks of job ns/job differ, and two are too few to say which of them is at fault.",
         "run_queue of one is 0.8, of the other 0.02.",
+    )
+
+
+def test_too_few_of_the_ranks(programs: Path, tmp_path: Path) -> None:
+    job = Job(4)
+    job.put(1, "kitty_rank_run_queue_delay_seconds_total", growing(0.8))
+    for name, values in job.series.items():
+        if 'rank="3"' in name:
+            job.series[name] = f"{values.split('x')[0]}x20 stale"
+    fires(
+        programs,
+        tmp_path,
+        job.series,
+        "KittyInconclusive",
+        "class=inconclusive reason=ranks-missing severity=info",
+        "Something is slow in job ns/job, and no rank is named: ranks that were there within ten "
+        "minutes are not seen now.",
+        "3 ranks are seen, 4 at most within ten minutes.",
     )
 
 

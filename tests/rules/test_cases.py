@@ -135,7 +135,7 @@ def test_addresses_that_two_pods_have_do_not_break_the_matrix(
     job.slow_link(1)
     for rank in range(4):
         job.put(rank, "kitty_pod_address_info", constant(1), 'address="172.17.0.1"')
-        job.put(rank, "kitty_tcp_peer_sent_segments_total", growing(100), 'peer="172.17.0.1"')
+        job.put(rank, "kitty_pod_peer_sent_segments_total", growing(100), 'peer="172.17.0.1"')
     said(programs, tmp_path, job, job.verdict(1, "network-latency"))
 
 
