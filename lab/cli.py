@@ -6,6 +6,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from rich.console import Console
 from lab import __version__
 from lab.admission import AdmissionError
 from lab.commands import ToolError
+from lab.demo import Judge, Judged, judge_of, said
 from lab.display import PLAIN_WIDTH, Narration, display_for, summary
 from lab.evalreport import markdown, plot
 from lab.evaluation import FULL_SEED, QUICK_SEED, evaluate, make_plan
@@ -28,7 +31,7 @@ from lab.story import Finding, Pace, Story, StoryError
 DONE, FAILED = 0, 1
 WORLD = 4
 QUICK_F1 = 0.8
-STORY = ("loss", "throttle", "latency")
+STORY = ("loss", "pause", "latency")
 
 DESCRIPTION = """\
 Runs a training job of four pods on this machine, each with a kitty sidecar that the real
@@ -63,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
-        help="the whole story in under 90 seconds",
+        help="the whole story in under two minutes",
         description="Admit four pods, start them, inject faults into one rank, and sum up.",
         epilog=epilog,
         formatter_class=raw,
@@ -182,9 +185,20 @@ def tell(
     strength: float | None,
     pace: Pace,
     workload: Workload,
+    judged: bool,
     as_json: bool,
 ) -> int:
-    """Run the job and the faults, one after the other; the exit status."""
+    """Run the job and the faults, one after the other; the exit status.
+
+    Args:
+        kinds: The faults.
+        rank: Where they are.
+        strength: The usual ones where None.
+        pace: Lengths of the parts.
+        workload: What the ranks run.
+        judged: Whether a Prometheus with the shipped rules is asked for its verdict.
+        as_json: The summary for machines.
+    """
     start = time.monotonic()
     console = Console(stderr=as_json)
     if not console.is_terminal:
@@ -192,19 +206,37 @@ def tell(
     with (
         display_for(console) as display,
         Story(display=display, pace=pace, workload=workload) as story,
+        judge_of(story) if judged else nullcontext(Judge()) as judge,
     ):
         for kind in kinds:
-            story.inject(kind, rank, strength)
+            if judged:
+                judge.inject(story, kind, rank)
+            else:
+                story.inject(kind, rank, strength)
         display.say("ending the job")
     duration = time.monotonic() - start
     if as_json:
-        print(json.dumps(report(story, duration), indent=2))
+        print(json.dumps(report(story, judge, duration), indent=2))
     else:
         print()
         for line in summary(story, story.findings):
             print(line)
+        for line in closing(judge):
+            print(line)
         print(f"{duration:.0f} s in all; nothing of it is left on this machine")
     return DONE if all(finding.named() for finding in story.findings) else FAILED
+
+
+def closing(judge: Judge) -> list[str]:
+    """Return the verdict of each fault, in a sentence."""
+    if judge.server is None:
+        return [f"no verdicts: {judge.why_not}"] if judge.why_not else []
+    lines = ["", "What the shipped rules said, in a Prometheus that scrapes every 5 s:"]
+    lines += [
+        f"  {judged.finding.kind.name} at rank {judged.finding.rank}: {said(judged)}"
+        for judged in judge.judged
+    ]
+    return [*lines, ""]
 
 
 def run_eval(options: argparse.Namespace) -> int:
@@ -231,7 +263,7 @@ def run_eval(options: argparse.Namespace) -> int:
     return FAILED if quick and not good else DONE
 
 
-def report(story: Story, duration: float) -> dict[str, Any]:
+def report(story: Story, judge: Judge, duration: float) -> dict[str, Any]:
     """Return the summary for machines."""
     return {
         "job": story.workload.name,
@@ -249,8 +281,25 @@ def report(story: Story, duration: float) -> dict[str, Any]:
         ],
         "notes": story.cluster.notes,
         "faults": [finding_report(finding) for finding in story.findings],
+        "verdicts": None
+        if judge.server is None
+        else [verdict_report(judged) for judged in judge.judged],
+        "no_verdicts_because": judge.why_not,
         "passed": all(finding.named() for finding in story.findings),
         "duration_seconds": round(duration, 1),
+    }
+
+
+def verdict_report(judged: Judged) -> dict[str, Any]:
+    """Return what the rules said of one fault."""
+    return {
+        "fault": judged.finding.kind.name,
+        "rank": judged.finding.rank,
+        "expected_class": EXPECTED[judged.finding.kind.name],
+        "right": judged.right(),
+        "detected_after_seconds": judged.after_s,
+        "verdict": None if judged.verdict is None else asdict(judged.verdict),
+        "others": [asdict(verdict) for verdict in judged.others],
     }
 
 
@@ -306,6 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             strength=strength,
             pace=pace,
             workload=WORKLOADS[options.workload],
+            judged=options.command == "demo",
             as_json=options.json,
         )
     )

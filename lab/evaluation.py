@@ -12,6 +12,7 @@ import platform
 import random
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +30,7 @@ from lab.story import Display, Story, StoryError
 
 WORLD = 4
 ALLOWANCE_S = 30.0
-SETTLE_S = 25.0  # before anything is expected of the rules: a window and an evaluation
+SETTLE_S = 35.0  # the rules say nothing of a job in its first half minute
 SLACK_S = 10.0  # of looking back, on top
 FULL_SEED, QUICK_SEED = 2026, 1
 JOB_ATTEMPTS = 3
@@ -56,7 +57,7 @@ LEVELS: Mapping[str, tuple[Level, ...]] = {
     "latency": (
         Level(name="usual", strength=50),
         Level(name="mild", strength=20, held_out=True),
-        Level(name="hard", strength=8),
+        Level(name="hard", strength=4),
     ),
     "loss": (
         Level(name="usual", strength=3),
@@ -66,7 +67,7 @@ LEVELS: Mapping[str, tuple[Level, ...]] = {
     "throttle": (
         Level(name="usual", strength=20),
         Level(name="mild", strength=80),
-        Level(name="hard", strength=250),
+        Level(name="hard", strength=400),
     ),
     "cpu": (
         Level(name="usual", strength=5),
@@ -151,14 +152,19 @@ def make_plan(
 
 
 def _next_one(waiting: Sequence[Planned], before: Sequence[Planned]) -> int:
-    """Return the place of the first that has neither rank nor class of the one before."""
+    """Return the place of the first that has neither rank nor class of the one before.
 
-    def likeness(number: int) -> int:
-        return sum(
-            2 * (waiting[number].rank == other.rank)
-            + (EXPECTED[waiting[number].fault] == EXPECTED[other.fault])
+    Of a rank that has many left, so that not all of one are left at the end.
+    """
+    left = Counter(planned.rank for planned in waiting)
+
+    def likeness(number: int) -> tuple[int, int]:
+        one = waiting[number]
+        alike = sum(
+            2 * (one.rank == other.rank) + (EXPECTED[one.fault] == EXPECTED[other.fault])
             for other in before
         )
+        return alike, -left[one.rank]
 
     return min(range(len(waiting)), key=likeness)
 

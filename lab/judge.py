@@ -108,6 +108,50 @@ def _said(labels: Mapping[str, str], samples: list[tuple[float, float]]) -> Said
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A straggler as the alert names it.
+
+    Attributes:
+        rank: The accused.
+        kind: The class.
+        confidence: 0 to 1.
+        summary: Who, in a sentence.
+        description: Why, with the figures of the rank and of its peers.
+    """
+
+    rank: int
+    kind: str
+    confidence: float
+    summary: str
+    description: str
+
+    def sentence(self) -> str:
+        """Return both in one."""
+        return (
+            f"{self.summary.rstrip('.')}: {self.description}" if self.description else self.summary
+        )
+
+
+def stragglers(server: Prometheus) -> list[Verdict]:
+    """Return the stragglers that the alerts name now.
+
+    Raises:
+        OSError: Prometheus does not answer.
+    """
+    return [
+        Verdict(
+            rank=int(alert["labels"]["rank"]),
+            kind=alert["labels"]["class"],
+            confidence=float(alert["value"]),
+            summary=" ".join(alert["annotations"].get("summary", "").split()),
+            description=" ".join(alert["annotations"].get("description", "").split()),
+        )
+        for alert in server.ask("alerts")["alerts"]
+        if alert["labels"]["alertname"] == "KittyStraggler" and alert["state"] == "firing"
+    ]
+
+
 def heartbeats(server: Prometheus, seconds: float) -> list[float]:
     """Return the times of the evaluations that saw the job in the last seconds."""
     times = {

@@ -97,7 +97,8 @@ class Outcome:
         right: Whether rank and class were right at some evaluation with the fault on.
         rank_right: Whether the rank was right, whatever the class.
         detected_s: From the fault's begin to the first right verdict.
-        cleared_s: From its end to the first evaluation at which nothing is said of the rank.
+        cleared_s: From its end to the first evaluation at which nothing is said of the rank;
+            None where that was not seen.
         flaps: How often the right verdict came back after it had gone, with the fault on.
     """
 
@@ -239,10 +240,7 @@ def score(sessions: Iterable[Session], *, interval: float, allowance: float) -> 
     healthy = 0.0
     for session in sessions:
         told = episodes(session.said, interval)
-        outcomes += [
-            judge(trial, session, told, interval=interval, until=until)
-            for trial, until in zip(session.trials, _next_begins(session), strict=True)
-        ]
+        outcomes += [judge(trial, session, told, interval=interval) for trial in session.trials]
         for episode in told:
             why = fault_of(episode, session.trials, allowance)
             if why == "unnamed":
@@ -253,14 +251,8 @@ def score(sessions: Iterable[Session], *, interval: float, allowance: float) -> 
     return Score(outcomes=outcomes, false=false, healthy_s=healthy, unnamed=unnamed)
 
 
-def _next_begins(session: Session) -> list[float]:
-    return [*(trial.begin for trial in session.trials[1:]), session.end][: len(session.trials)]
-
-
-def judge(
-    trial: Trial, session: Session, told: Sequence[Episode], *, interval: float, until: float
-) -> Outcome:
-    """Judge one trial; ``until`` is when the next begins or the session ends."""
+def judge(trial: Trial, session: Session, told: Sequence[Episode], *, interval: float) -> Outcome:
+    """Judge one trial by what was said while its session lasted."""
     seen = sum(trial.begin <= beat <= trial.end for beat in session.heartbeats)
     if seen < 0.5 * (trial.end - trial.begin) / interval:
         return Outcome(trial=trial, said=NO_DATA)
@@ -280,18 +272,13 @@ def judge(
         if (episode.rank, episode.kind) == (rank, trial.expected)
         and trial.begin <= episode.first <= trial.end
     ]
-    after = [
-        episode.last
-        for episode in told
-        if episode.rank == rank and episode.first <= trial.end < episode.last < until
-    ]
     return Outcome(
         trial=trial,
         said=said,
         right=bool(begun),
         rank_right=bool(own),
         detected_s=begun[0].first - trial.begin if begun else None,
-        cleared_s=_cleared(trial, after, interval) if own else None,
+        cleared_s=_cleared(trial, session, told, interval) if own else None,
         flaps=max(0, len(begun) - 1),
     )
 
@@ -302,8 +289,24 @@ def _left_over(trial: Trial, trials: Sequence[Trial], series: Said) -> bool:
     return bool(before) and series.rank == str(before[-1].rank) != str(trial.rank)
 
 
-def _cleared(trial: Trial, last: Sequence[float], interval: float) -> float:
-    return max(last) + interval - trial.end if last else 0.0
+def _cleared(
+    trial: Trial, session: Session, told: Sequence[Episode], interval: float
+) -> float | None:
+    """Return when nothing was said of the rank any more; None where that was not seen."""
+    last = max(
+        (
+            episode.last
+            for episode in told
+            if episode.rank == str(trial.rank) and episode.first <= trial.end < episode.last
+        ),
+        default=None,
+    )
+    if last is None:
+        return 0.0
+    again = [t.begin for t in session.trials if t.rank == trial.rank and t.begin > trial.end]
+    if last + interval > min([*again, session.end]):
+        return None
+    return last + interval - trial.end
 
 
 def fault_of(episode: Episode, trials: Sequence[Trial], allowance: float) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
@@ -40,12 +40,14 @@ class Pace:
         before: Calm that a fault is compared with.
         fault: From the start of a fault to its end.
         settle: After a fault began or ended, until scrapes count again.
+        patience: Longest that a fault stays on for what is waited for.
     """
 
     interval: float = 0.5
     before: float = 5.0
     fault: float = 8.0
     settle: float = 2.0
+    patience: float = 40.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,8 +254,21 @@ class Story:
     def _window(self, rounds: Sequence[Mapping[int, Page]]) -> Window:
         return Window(rounds, {pod.link.address: rank for rank, pod in self.pods.items()})
 
-    def inject(self, kind: Kind, rank: int, strength: float | None = None) -> Finding:
+    def inject(
+        self,
+        kind: Kind,
+        rank: int,
+        strength: float | None = None,
+        *,
+        until: Callable[[], bool] = lambda: True,
+    ) -> Finding:
         """Put one fault on one rank for a while, and compare with the calm before.
+
+        Args:
+            kind: The fault.
+            rank: Where.
+            strength: The usual one where None.
+            until: The fault stays on until this is true, or the pace's patience has an end.
 
         Raises:
             StoryError: A container ended.
@@ -270,6 +285,8 @@ class Story:
             settle = min(self.pace.settle, self.pace.fault / 2)
             self.watch(settle)
             during = self.watch(self.pace.fault - settle)
+            while not until() and time.time() < started + self.pace.patience:
+                self.watch(1)
         stopped = time.time()
         self.fault = None
         self.display.mark(f"fault off: {name} at rank {rank}")
