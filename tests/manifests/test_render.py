@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -174,3 +175,22 @@ def test_hosts_pods_are_scraped_where_the_annotation_says(joined: str, address: 
         if (found := re.fullmatch(rule["regex"], joined))
     ]
     assert made == ([address] if address else [])
+
+
+def squeezed(document: Json) -> Json:
+    """Return it with each run of blanks as one: kustomize doubles the line ends of folded texts."""
+    text = re.sub(r"(?:\\n| )+", " ", json.dumps(document))
+    found: Json = json.loads(text)
+    return found
+
+
+def test_the_shipped_rules_are_those_of_the_one_file() -> None:
+    source = (MANIFESTS / "rules" / "kitty.rules.yaml").read_text()
+    rule = one(render(MANIFESTS / "overlays" / "prometheus-operator"), "PrometheusRule")
+    assert squeezed(rule["spec"]) == squeezed(yaml.safe_load(source)), "run tools/prometheus-rule"
+    (shipped,) = (
+        document
+        for document in render(MANIFESTS / "overlays" / "prometheus")
+        if document["metadata"]["name"] == "kitty-rules"
+    )
+    assert shipped["data"] == {"kitty.rules.yaml": source}

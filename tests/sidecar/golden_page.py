@@ -8,12 +8,15 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from sidecar.collectors.anomaly import AnomalyCollector, Figure
 from sidecar.collectors.base import Collector
 from sidecar.collectors.cgroup import CgroupCollector
+from sidecar.collectors.matrix import MatrixCollector
 from sidecar.collectors.net import NetCollector
 from sidecar.collectors.netdev import NetdevCollector
 from sidecar.collectors.pod import PodCollector
@@ -21,6 +24,7 @@ from sidecar.collectors.process import ProcessCollector
 from sidecar.collectors.rank import RankCollector
 from sidecar.collectors.rdma import RdmaCollector
 from sidecar.collectors.system import SystemCollector
+from sidecar.collectors.waiting import WaitingCollector
 from sidecar.config import Config
 from sidecar.guard import Guard
 from sidecar.pod import Pod
@@ -35,6 +39,7 @@ from sidecar.sources.procfs import ProcFS
 from sidecar.sources.rdma import RdmaFS
 from sidecar.sources.system import SystemFS
 from sidecar.sources.trees import TreeTable
+from sidecar.sources.waiting import WaitReader
 from tests.sidecar.fixture import CGROUP_2, Fixture, group, write
 
 PAGE = Path(__file__).parent / "golden" / "metrics.txt"
@@ -105,6 +110,17 @@ def pod(folder: Path) -> Fixture:
     return fixture
 
 
+def rtt_figures() -> Callable[[], dict[str, tuple[float, float]]]:
+    """Returns a figure that jumps for rank 0 at its 25th reading."""
+    read = count(1)
+
+    def latest() -> dict[str, tuple[float, float]]:
+        number = next(read)
+        return {"0": (0.05 if number > 25 else 0.001, number), "1": (0.001, number)}
+
+    return latest
+
+
 def page(folder: Path, *, spoil: Callable[[Path], None] = lambda proc: None) -> str:
     """Returns the page over the fixture after two rounds.
 
@@ -135,12 +151,25 @@ def page(folder: Path, *, spoil: Callable[[Path], None] = lambda proc: None) -> 
     )
     maps = MapTable(view=lambda: pod_.view, proc=proc, sys=sys_, clock=lambda: 1.0)
     addresses = [InterfaceAddress("10.0.0.1", 2), InterfaceAddress("fd00::1", 3)]
+    anomalies = AnomalyCollector(
+        pod_,
+        {"rtt": Figure(rtt_figures(), least=0.005)},
+        clock=lambda: 1.0,
+        wall=lambda: NOW,
+    )
     collectors: list[Collector] = [
         PodCollector(pod_),
         NetCollector(pod_, None, proc=proc),
         SystemCollector(pod_, SystemFS(proc), proc=proc),
         ProcessCollector(pod_, descriptors, proc=proc),
         RankCollector(pod_, trees, maps),
+        MatrixCollector(
+            pod_,
+            round_trips=lambda: {"0": {"10.0.0.2": (40, 0.08)}, "1": {"10.0.0.2": (10, 0.02)}},
+            segments=lambda: {"0": {"10.0.0.2": (500, 3)}, "1": {"10.0.0.3": (100, 0)}},
+        ),
+        WaitingCollector(pod_, WaitReader(proc), clock=lambda: 1.0),
+        anomalies,
         CgroupCollector(pod_, CgroupFS(proc)),
         RdmaCollector(pod_, RdmaFS(sys_), descriptors, None, proc=proc, clock=lambda: 1.0),
         NetdevCollector(
@@ -158,6 +187,8 @@ def page(folder: Path, *, spoil: Callable[[Path], None] = lambda proc: None) -> 
             pass
         for each in rounds:
             each.run()
+        for _ in range(20):
+            anomalies.sample()
         if number == 0:
             write(fixture.proc / "stat", "cpu  150 0 50 850 50 0 0 0 0 0\n")
             fixture.process(
