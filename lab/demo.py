@@ -1,9 +1,10 @@
 """The demo: faults one after the other, what the sidecars show, and what the shipped rules say."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from lab.commands import ToolError
 from lab.faults import Kind
@@ -74,7 +75,7 @@ class Judge:
         judged = Judged(
             finding=finding,
             verdict=last[0][1] if last else None,
-            after_s=right[0][0] - finding.started if right else None,
+            after_s=round(right[0][0] - finding.started, 1) if right else None,
             others=tuple(others.values()),
         )
         self.judged.append(judged)
@@ -98,16 +99,17 @@ def said(judged: Judged) -> str:
 
 
 @contextmanager
-def judge_of(story: Story) -> Iterator[Judge]:
+def judge_of(story: Story, *, find: Callable[[], Path] = find_programs) -> Iterator[Judge]:
     """Run a Prometheus with the shipped rules beside a story; without its programs say so."""
     try:
-        programs = find_programs()
+        programs = find()
     except ToolError as error:
         story.display.say(f"note: no verdicts, the sidecars' own figures only: {error}")
         yield Judge(why_not=str(error))
         return
     with judging(story, programs) as server:
         story.display.say(
-            "Prometheus scrapes the sidecars every 5 s and evaluates the shipped rules"
+            "Prometheus scrapes the sidecars every 5 s and evaluates the shipped rules, which say "
+            "nothing of a job in its first half minute"
         )
         yield Judge(server=server)

@@ -40,23 +40,27 @@ class Said:
     samples: tuple[tuple[float, float], ...]
 
 
-def find_programs() -> Path:
+def find_programs(*, unpack: Path = UNPACK, path: str | None = None) -> Path:
     """Return the folder of the programs of Prometheus: installed ones, else unpacked privately.
+
+    Args:
+        unpack: Unpacks them and prints the folder.
+        path: Where installed ones may be; None is the search path.
 
     Raises:
         ToolError: They are not there and cannot be had.
     """
-    if found := shutil.which("prometheus"):
+    if found := shutil.which("prometheus", path=path):
         return Path(found).parent
     try:
         done = subprocess.run(
-            [UNPACK], capture_output=True, text=True, check=False, timeout=UNPACK_TIMEOUT_S
+            [unpack], capture_output=True, text=True, check=False, timeout=UNPACK_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolError(f"no Prometheus: {error}") from None
     if done.returncode != 0:
         reason = done.stderr.strip().splitlines()
-        raise ToolError(f"no Prometheus: {reason[-1] if reason else UNPACK}")
+        raise ToolError(f"no Prometheus: {reason[-1] if reason else unpack}")
     return Path(done.stdout.strip())
 
 

@@ -121,7 +121,7 @@ class Story:
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
-        """Start the webhook and the job, and wait until every sidecar sees its rank.
+        """Start the webhook and the job, and wait until every rank trains and is seen.
 
         Raises:
             StoryError: Something did not come up.
@@ -208,13 +208,15 @@ class Story:
                 for rank in self.pods
                 if rank not in pages
                 or pages[rank].value("kitty_tcp_connections", rank=str(rank)) is None
+                or '"step_seconds"' not in self.pods[rank].log_tail(CONTAINER)
             ]
             if not missing:
-                self.display.say("every sidecar sees its rank and the rank's connections")
+                self.display.say("every rank takes steps, and every sidecar sees its rank")
                 return
             if time.monotonic() > deadline:
                 raise StoryError(
-                    f"no sidecar sees rank {missing[0]} in time; it says:\n"
+                    f"rank {missing[0]} takes no steps, or no sidecar sees it; they say:\n"
+                    + self.pods[missing[0]].log_tail(CONTAINER)
                     + self.pods[missing[0]].log_tail(SIDECAR)
                 )
             time.sleep(0.1)
