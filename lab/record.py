@@ -1,10 +1,11 @@
 """Records what a Prometheus scrapes from the lab's job, calm and with faults, and what rules say.
 
-    python -m lab.record --programs FOLDER --out FILE [--fault NAME[@RANK]]... [--rules FILE]
+    python -m lab.record --programs FOLDER --out FILE [--fault FAULT]... [--rules FILE]
 
-A recording is a JSON document: ``interval`` (seconds between two samples), ``length`` (samples),
-``faults`` (name, rank, strength, begin and end in seconds after the first sample), ``series`` (the
-notation of ``promtool test rules``, by series) and ``verdicts`` (of the rules, by series).
+A fault is ``NAME[@RANK][=STRENGTH]``. A recording is a JSON document: ``interval`` (seconds between
+two samples), ``length`` (samples), ``faults`` (name, rank, strength, begin and end in seconds after
+the first sample), ``series`` (the notation of ``promtool test rules``, by series) and ``verdicts``
+(of the rules, by series).
 """
 
 import argparse
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +130,14 @@ def wait(story: Story, seconds: float) -> None:
 
 
 def fault_at(text: str) -> tuple[Kind, int]:
-    """Parse ``NAME`` or ``NAME@RANK``; rank 2 where none is told."""
-    name, _, rank = text.partition("@")
-    if name not in KINDS or not re.fullmatch("[0-9]*", rank):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME or NAME@RANK: {', '.join(KINDS)}")
-    return KINDS[name], int(rank or 2)
+    """Parse ``NAME[@RANK][=STRENGTH]``; rank 2 and the usual strength where none is told."""
+    found = re.fullmatch(r"([a-z-]+)(?:@([0-9]+))?(?:=([0-9.]+))?", text)
+    if not found or found[1] not in KINDS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAME[@RANK][=STRENGTH]: {', '.join(KINDS)}"
+        )
+    kind = KINDS[found[1]]
+    return replace(kind, strength=float(found[3] or kind.strength)), int(found[2] or 2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from sidecar.sources.sockdiag import COUNTERS_SINCE, TcpCounters
+from sidecar.sources.sockets import OTHER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,6 +79,7 @@ class TcpCollector:
                     _value(traffic.totals, "retransmitted_segments"),
                 )
                 for peer, traffic in ranked.peers.items()
+                if peer != OTHER
             }
             for rank, ranked in snapshot.ranks.items()
         }

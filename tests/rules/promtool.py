@@ -69,6 +69,8 @@ def check(programs: Path, folder: Path, series: Series, expected: Expectations) 
     document = {
         "rule_files": [str(RULES)],
         "evaluation_interval": INTERVAL,
+        # Any other order would do as well, but the same each time.
+        "group_eval_order": ["kitty-verdict", "kitty-evidence", "kitty-watch"],
         "tests": [
             {
                 "interval": INTERVAL,
