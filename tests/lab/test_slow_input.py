@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lab.cluster import Cluster, Pod
-from lab.faults import slow_input, trainer_processes, training_cgroup
+from lab.commands import ToolError
+from lab.faults import device_of_batches, slow_input, trainer_processes, training_cgroup
 from tests.lab.conftest import probe_pod
 
 LOADER = """
@@ -53,6 +54,10 @@ def test_slow_input_makes_the_loader_wait_for_storage(root: None) -> None:
             return [(when, took) for when, took in map(json.loads, lines)]
 
         assert eventually(lambda: min(len(batches(pod)) for pod in cluster.pods) > 20)
+        try:
+            device_of_batches(hit)
+        except ToolError as error:
+            pytest.skip(str(error))
         (worker,) = (pid for pid in trainer_processes(hit) if pid != hit.containers["probe"].pid)
         with slow_input(cluster, hit, 250):
             began = time.time()
