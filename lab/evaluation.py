@@ -357,6 +357,7 @@ class Evaluation:
 
     def _session(self) -> None:
         plan = self._record.plan
+        chance = random.Random(plan.seed)  # noqa: S311 -- moments, not a secret
         with (
             Story(display=self._display, world=WORLD, workload=WORKLOADS[plan.workload]) as story,
             judging(story, self._programs) as server,
@@ -371,7 +372,8 @@ class Evaluation:
                 self._keep(server, trials)
                 for planned in self._affordable(self._record.left()):
                     self._try(story, planned, trials)
-                    self._wait(story, plan.calm_s)
+                    # A fault may begin at any moment between two evaluations.
+                    self._wait(story, plan.calm_s + chance.uniform(0, INTERVAL_S))
                     self._keep(server, trials)
             except (StoryError, KeyboardInterrupt):
                 with suppress(OSError):
