@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from lab.commands import ToolError
 from lab.demo import Judge, Judged, judge_of, said
 from lab.display import PLAIN_WIDTH, Narration, display_for, summary
 from lab.evalreport import markdown, plot
-from lab.evaluation import FULL_SEED, QUICK_SEED, evaluate, make_plan
+from lab.evaluation import FULL_SEED, QUICK_SEED, Record, evaluate, make_plan
 from lab.faults import KINDS, Kind
 from lab.interrupts import ending_signals
 from lab.job import NAMESPACE, WORKLOADS, Workload
@@ -247,20 +247,30 @@ def run_eval(options: argparse.Namespace) -> int:
         workload=options.workload, seed=seed, quick=quick, faults=options.fault or tuple(EXPECTED)
     )
     folder: Path = options.out
-    record = evaluate(
-        plan,
-        folder=folder,
-        display=Narration(),
-        minutes=options.minutes,
-        resume=bool(options.resume),
-    )
-    (folder / "eval.svg").write_text(plot(record))
-    text = markdown(record, plot_name="eval.svg")
-    (folder / "eval.md").write_text(text)
-    print(text)
+    try:
+        record = evaluate(
+            plan,
+            folder=folder,
+            display=Narration(),
+            minutes=options.minutes,
+            resume=bool(options.resume),
+        )
+    except (KeyboardInterrupt, StoryError, ToolError):
+        with suppress(OSError, ValueError):
+            write_report(Record.read(folder), folder)  # of what there is
+        raise
+    print(write_report(record, folder))
     result = record.score()
     good = (result.f1() or 0) >= QUICK_F1 and not result.false_healthy()
     return FAILED if quick and not good else DONE
+
+
+def write_report(record: Record, folder: Path) -> str:
+    """Write the report and its plot; the report's text."""
+    (folder / "eval.svg").write_text(plot(record))
+    text = markdown(record, plot_name="eval.svg")
+    (folder / "eval.md").write_text(text)
+    return text
 
 
 def report(story: Story, judge: Judge, duration: float) -> dict[str, Any]:

@@ -34,6 +34,7 @@ SETTLE_S = 35.0  # the rules say nothing of a job in its first half minute
 SLACK_S = 10.0  # of looking back, on top
 FULL_SEED, QUICK_SEED = 2026, 1
 JOB_ATTEMPTS = 3
+RECORD = "eval.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,9 +216,9 @@ class Record:
     def write(self, folder: Path) -> None:
         """Write what happened and its score, at once or not at all."""
         text = json.dumps(asdict(self) | {"score": summary(self.score())}, indent=1)
-        part = folder / "eval.json.part"
+        part = folder / f"{RECORD}.part"
         part.write_text(text + "\n")
-        part.rename(folder / "eval.json")
+        part.rename(folder / RECORD)
 
     @classmethod
     def read(cls, folder: Path) -> "Record":
@@ -227,7 +228,7 @@ class Record:
             OSError: There is none.
             ValueError: It is not of this kind.
         """
-        data = json.loads((folder / "eval.json").read_text())
+        data = json.loads((folder / RECORD).read_text())
         try:
             plan = data["plan"]
             plan["trials"] = tuple(Planned(**planned) for planned in plan["trials"])
@@ -471,6 +472,8 @@ def evaluate(
         record = Record.read(folder)
         if record.plan != plan:
             raise ValueError(f"{folder}: what is there has another plan (seed, workload, quick)")
+    elif (folder / RECORD).exists():  # an hour's work is not written over
+        (folder / RECORD).rename(folder / f"{RECORD}.before")
     deadline = time.monotonic() + 60 * minutes if minutes else math.inf
     if record.left() or record.healthy_left():
         Evaluation(
