@@ -149,10 +149,9 @@ def rank(workers: int, sockets: int) -> int:
 
 def measure(*, profile: bool) -> int:
     """Runs rounds as the sampler does, and prints what they cost."""
-    from prometheus_client import generate_latest  # noqa: PLC0415
-
     from sidecar.agent import COLLECTORS, Agent  # noqa: PLC0415 # its memory is what is measured
     from sidecar.config import from_environment  # noqa: PLC0415
+    from sidecar.exposition import text  # noqa: PLC0415
 
     config, _ = from_environment(os.environ, collectors=frozenset(COLLECTORS))
     agent = Agent(config)
@@ -174,7 +173,7 @@ def measure(*, profile: bool) -> int:
     print(f"round: median {1e3 * statistics.median(totals):.1f} ms CPU, worst", end=" ")
     print(f"{1e3 * max(totals):.1f} ms; {memory(os.getpid())}")
     began = time.thread_time()
-    lines = generate_latest(agent.registry).decode().splitlines()
+    lines = text(agent.guard.collect()).splitlines()
     series = [line for line in lines if not line.startswith("#")]
     dropped = sum(float(s.split()[-1]) for s in series if s.startswith("kitty_series_dropped"))
     print(f"page: {len(series)} series, {dropped:.0f} dropped,", end=" ")

@@ -258,7 +258,7 @@ def servers(folder: Path) -> Iterator[tuple[Server, Server]]:
     ours = [str(BIN / "kitty-webhook"), "serve", "--tls-cert", cert, "--tls-key", key]
     ours += ["--bind", f"127.0.0.1:{a}", "--metrics-bind", f"127.0.0.1:{b}"]
     bare = [str(BIN / "gunicorn"), "--bind", f"127.0.0.1:{c}", "--certfile", cert]
-    bare += ["--keyfile", key, "--workers", "1", "--worker-class", "gthread", "--threads", "8"]
+    bare += ["--keyfile", key, "--workers", "1", "--worker-class", "gthread", "--threads", "4"]
     bare += ["--keep-alive", "120", "--no-control-socket", "--log-level", "critical"]
     bare += ["--chdir", str(folder), "bare:app"]
     with running(ours, "kitty-webhook", a, b, root) as webhook:  # noqa: SIM117 -- reads as an order

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
 import threading
 from typing import TYPE_CHECKING, NoReturn
-
-from prometheus_client import CollectorRegistry
 
 import sidecar
 from sidecar.collectors.anomaly import AnomalyCollector, Figure
@@ -62,6 +61,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("kitty")
 
 
+_M_MMAP_THRESHOLD = -3  # malloc.h
+
 STRAY = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are meant for trainers: `pkill -USR1 python` finds the agent too."""
 
@@ -101,7 +102,8 @@ class Sources:
 
 def _gpu(sources: Sources) -> Collector | None:
     url = sources.pod.config.dcgm_exporter
-    source = nvidia(DcgmExporter(url) if url else None, proc=sources.proc)
+    root = sources.pod.config.driver_root
+    source = nvidia(DcgmExporter(url) if url else None, driver_root=root, proc=sources.proc)
     return GpuCollector(sources.pod, source, DeviceTable(sources.proc)) if source else None
 
 
@@ -174,8 +176,7 @@ class Agent:
         made = [make(self.sources) for name, make in COLLECTORS.items() if name in wanted]
         self.rounds = tuple(Rounds(collector) for collector in made if collector is not None)
         self.sampler = Sampler(self.rounds)
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(Guard(self.rounds, job=lambda: self.sources.pod.view.job))
+        self.guard = Guard(self.rounds, job=lambda: self.sources.pod.view.job)
 
     @property
     def port(self) -> int:
@@ -193,7 +194,7 @@ class Agent:
         """Starts to listen, unless it does already or no socket can be had now."""
         if self._server is not None:
             return
-        app = application(self.registry, self.sources.pod, self.rounds)
+        app = application(self.guard.collect, self.sources.pod, self.rounds)
         try:
             self._server = listen(app, bind=self.config.bind, port=self.config.port)
         except OSError as e:
@@ -221,6 +222,7 @@ def run(config: Config) -> NoReturn:
     signal.signal(signal.SIGINT, _leave)
     for number in STRAY:
         signal.signal(number, signal.SIG_IGN)
+    _give_back_large_buffers()
     agent = Agent(config)
     agent.serve()
     LOG.info(
@@ -237,6 +239,16 @@ def run(config: Config) -> NoReturn:
     LOG.info("no watched process is left: leaving, so that the pod can end")
     # Python's own way out ends with 120 where nobody reads the log any more.
     os._exit(0)
+
+
+def _give_back_large_buffers() -> None:
+    """Lets buffers of 256 KiB and more go back to the system as soon as they are free.
+
+    glibc (malloc/malloc.c) otherwise learns from the first such buffer to keep them all.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 18)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -29,6 +29,7 @@ Settings come from the environment, as the webhook writes them:
   KITTY_RESTART_POLICY  after 10 s under Never and 30 s under OnFailure; Always (default): stay
   KITTY_PROC, KITTY_SYS where /proc and /sys are
   KITTY_BCC_PYTHON      the Python that can import bcc, default /usr/bin/python3
+  KITTY_DRIVER_ROOT     where the node's GPU driver is mounted; looked through for NVML
   KITTY_DCGM_EXPORTER   http address of a dcgm-exporter on the node, for the profiling rows of
                         GPUs before Hopper; default none
 

@@ -45,6 +45,7 @@ class Config:
     proc: Path = field(default=Path("/proc"))
     sys: Path = field(default=Path("/sys"))
     bcc_python: str = "/usr/bin/python3"
+    driver_root: str = ""
     dcgm_exporter: str = ""
 
 
@@ -146,6 +147,7 @@ def from_environment(
         "KITTY_PROC": ("proc", _folder),
         "KITTY_SYS": ("sys", _folder),
         "KITTY_BCC_PYTHON": ("bcc_python", lambda value: str(_folder(value))),
+        "KITTY_DRIVER_ROOT": ("driver_root", lambda value: str(_folder(value))),
         "KITTY_DCGM_EXPORTER": ("dcgm_exporter", _url),
     }
     values: dict[str, object] = {}

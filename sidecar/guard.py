@@ -1,7 +1,7 @@
 """Everything a scrape gets passes here: isolation of collectors, bounds, and how they fare.
 
-prometheus_client turns one raising collector into an HTTP 500 for the whole page, so each
-collector's families are made here, behind a guard, before anything is served.
+One raising collector must not cost the whole page, so each collector's families are made here,
+behind a guard, before anything is served.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector as PrometheusCollector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +31,8 @@ OWNERS = 512
 """Ranks, processes and GPUs with series, in the order in which they come."""
 
 
-class Guard(PrometheusCollector):
-    """The one collector of the sidecar's registry.
+class Guard:
+    """All families of a page.
 
     Args:
         rounds: the collectors with the state of their rounds, in the order they are served.
@@ -46,10 +45,6 @@ class Guard(PrometheusCollector):
         self._lock = threading.Lock()
         self._failures: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
-
-    def describe(self) -> list[Metric]:
-        """Returns nothing: names are known only once something was read."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """Yields each collector's families that it could make, then how the collectors fare."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sidecar.attribution import PodView, attribute
+from sidecar.sources.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,10 +58,11 @@ class Pod:
         Raises:
             SourceError: /proc cannot be listed; the view is then empty, since what it knew may be
                 gone.
+            ExhaustedError: the agent has no descriptor left; the view stays.
         """
         try:
             processes = self._table.scan()
-        except Exception:
+        except SourceError:
             self.view, self._seen = PodView(job=self.config.job), ()
             raise
         if processes != self._seen:

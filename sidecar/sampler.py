@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sidecar.collectors.base import Reason, UnavailableError
-from sidecar.sources.errors import SourceError
+from sidecar.sources.errors import ExhaustedError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +24,9 @@ LOG = logging.getLogger("kitty.sampler")
 
 BUDGET = 0.005
 """Share of one core that a collector may use before its rounds are spread out."""
-TOTAL = 0.007
-"""Share of one core that all collectors may use together; serving scrapes comes on top."""
+TOTAL = 0.006
+"""Share of one core that all collectors may use together. What they really use is a little more:
+a round that is dear now and then is reckoned as less than it is. Serving scrapes comes on top."""
 LONGEST_INTERVAL = 5.0
 """Seconds: no collector samples less often, whatever it costs."""
 TOGETHER = 0.05
@@ -79,7 +80,7 @@ class Rounds:
             self.collector.sample()
         except UnavailableError as e:
             self._end(e.reason, str(e))
-        except (SourceError, OSError) as e:
+        except (SourceError, ExhaustedError, OSError) as e:
             self._end(_reason(e), str(e))
         except Exception as e:  # noqa: BLE001 # the guard: one collector's fault is its own
             self.errors += 1

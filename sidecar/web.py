@@ -14,14 +14,13 @@ from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import make_wsgi_app
-
 import sidecar
+from sidecar.exposition import answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import Metric
 
     from sidecar.pod import Pod
     from sidecar.sampler import Rounds
@@ -43,17 +42,21 @@ REQUEST_TIMEOUT = 10
 """Seconds that a client may take to send its request or to read the answer."""
 
 
-def application(registry: CollectorRegistry, pod: Pod, rounds: Sequence[Rounds]) -> App:
+def application(collect: Callable[[], Iterable[Metric]], pod: Pod, rounds: Sequence[Rounds]) -> App:
     """Returns the WSGI application: GET /, /metrics, /healthz."""
-    metrics = make_wsgi_app(registry)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
         if environ["REQUEST_METHOD"] not in {"GET", "HEAD"}:
             return _answer(start_response, "405 Method Not Allowed", "text/plain", "only GET\n")
         if path == "/metrics":
-            body: Iterable[bytes] = metrics(environ, start_response)
-            return body
+            body, headers = answer(
+                collect(),
+                accept=environ.get("HTTP_ACCEPT", ""),
+                accept_encoding=environ.get("HTTP_ACCEPT_ENCODING", ""),
+            )
+            start_response("200 OK", headers)
+            return [body]
         if path == "/healthz":
             return _answer(start_response, "200 OK", "text/plain", "ok\n")
         if path == "/":

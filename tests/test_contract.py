@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -13,6 +13,10 @@ from sidecar import agent
 from sidecar.config import RTT_HOOKS, Config, from_environment
 from webhook.config import RTT_HOOKS as WEBHOOK_RTT_HOOKS
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INJECT = "import sys; from webhook.cli import main; main(sys.argv[1:])"
 FIELDS = {
     "spec.nodeName": "gpu-node-7.example",
     "metadata.name": "llm-0",
@@ -20,9 +24,10 @@ FIELDS = {
     "metadata.uid": "8f6c4b0e-1d5a-4c0b-9a55-6f1f6a0f7b11",
     "status.podIP": "fd00::12",
 }
+HOST = {"status.hostIP": "fd00::7"}
 
 
-def injected(annotations: dict[str, str], **spec: Any) -> dict[str, Any]:
+def injected(annotations: dict[str, str], *flags: str, **spec: Any) -> dict[str, Any]:
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -31,7 +36,7 @@ def injected(annotations: dict[str, str], **spec: Any) -> dict[str, Any]:
     }
     pod["metadata"]["labels"] = {"kitty.k10s.dev/inject": "true"}  # type: ignore[index] # a mapping
     done = subprocess.run(
-        [sys.executable, "-c", "from webhook.cli import main; main(['inject', '-f', '-'])"],
+        [sys.executable, "-c", INJECT, "inject", "-f", "-", *flags],
         input=yaml.safe_dump(pod),
         capture_output=True,
         text=True,
@@ -50,12 +55,16 @@ def sidecar_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def environment(container: dict[str, Any]) -> dict[str, str]:
-    return {
-        entry["name"]: entry["value"]
-        if "value" in entry
-        else FIELDS[entry["valueFrom"]["fieldRef"]["fieldPath"]]
-        for entry in container["env"]
-    }
+    """What the container gets: the kubelet expands references to what stands before them."""
+    values: dict[str, str] = {}
+    for entry in container["env"]:
+        text = entry.get("value")
+        if text is None:
+            text = (FIELDS | HOST)[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        for name, value in values.items():
+            text = text.replace(f"$({name})", value)
+        values[entry["name"]] = text
+    return values
 
 
 def config_of(pod: dict[str, Any]) -> Config:
@@ -108,6 +117,19 @@ def test_a_host_network_pod_publishes_its_port() -> None:
     published = pod["metadata"]["annotations"]["kitty.k10s.dev/port"]
     assert config_of(pod).port == int(published)
     assert 19100 <= int(published) <= 20123
+
+
+def test_where_a_gpu_pod_finds_its_driver_and_exporter(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "driver-root: /opt/driver\ndcgm-exporter: http://[$(KITTY_HOST_IP)]:9400/metrics\n"
+    )
+    gpu = {"name": "trainer", "image": "t", "resources": {"limits": {"nvidia.com/gpu": "8"}}}
+    config = config_of(injected({}, "--config", str(path), containers=[gpu]))
+    assert config.driver_root == "/opt/driver"
+    assert config.dcgm_exporter == "http://[fd00::7]:9400/metrics"
+    config = config_of(injected({}, "--config", str(path)))
+    assert (config.driver_root, config.dcgm_exporter) == ("", "")
 
 
 def test_the_hooks_of_the_configuration_are_the_sidecars() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import urllib.parse
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,8 @@ class Config:
             holds ``gpu`` or ``mig-``.
         driver_root: A directory of the node that holds the GPU driver's libraries, mounted
             read-only at the same path in the privileged profile; None mounts nothing.
+        dcgm_exporter: The http address of the node's dcgm-exporter, asked by the sidecars of GPU
+            pods; the kubelet puts the node's address in the place of ``$(KITTY_HOST_IP)``.
         rtt_hook: KITTY_RTT_HOOK of every sidecar.
         bind: KITTY_BIND of every sidecar; None leaves it to the sidecar.
     """
@@ -73,6 +76,7 @@ class Config:
         }
     )
     driver_root: str | None = None
+    dcgm_exporter: str | None = None
     rtt_hook: str = "auto"
     bind: str | None = None
 
@@ -118,6 +122,22 @@ def _absolute(value: Any) -> str:
     return path
 
 
+def _http(value: Any) -> str:
+    """An address as the sidecar takes it, once the kubelet has put in the node's."""
+    url = _text(value)
+    bare = url.replace("[$(KITTY_HOST_IP)]", "[::1]").replace("$(KITTY_HOST_IP)", "127.0.0.1")
+    if "$" in bare or not bare.isprintable() or " " in bare:
+        raise BadValueError
+    try:
+        parts = urllib.parse.urlsplit(bare)
+        usable = parts.scheme == "http" and parts.hostname and parts.port != 0
+    except ValueError as error:
+        raise BadValueError from error
+    if not usable:
+        raise BadValueError
+    return url
+
+
 def _ip(value: Any) -> str:
     try:
         return str(ipaddress.ip_address(_text(value)))
@@ -161,6 +181,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
         lambda value: frozenset(_strings(value)),
     ),
     "driver-root": ("an absolute path other than /, without a colon", _absolute),
+    "dcgm-exporter": ("an address as http://$(KITTY_HOST_IP):9400/metrics", _http),
     "rtt-hook": (", ".join(RTT_HOOKS), _hook),
     "bind": ("an IP address", _ip),
 }

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from webhook.decision import PORT_NAME, SIDECAR, Plan
+from webhook.pod import Pod, items, text
 from webhook.profiles import Profile, security_context
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from webhook.config import Config
 
 FIELD_ENV = {
@@ -17,9 +20,14 @@ FIELD_ENV = {
     "KITTY_POD_UID": "metadata.uid",
     "KITTY_POD_IP": "status.podIP",
 }
+HOST_ENV = {"KITTY_HOST_IP": "status.hostIP"}
+"""What the address of an exporter may refer to, so it comes before it."""
 
 
-def sidecar(plan: Plan, config: Config, *, volume: str | None) -> dict[str, Any]:
+ACCOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def sidecar(plan: Plan, config: Config, *, mounts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The container, as it goes into the pod.
 
     It has no probe: a startup probe delays the trainer, a readiness probe its operator.
@@ -27,7 +35,7 @@ def sidecar(plan: Plan, config: Config, *, volume: str | None) -> dict[str, Any]
     Args:
         plan: What was decided.
         config: The image's command and the like.
-        volume: The name of the driver volume, where there is one.
+        mounts: Its volumeMounts.
     """
     container: dict[str, Any] = {
         "name": SIDECAR,
@@ -51,10 +59,8 @@ def sidecar(plan: Plan, config: Config, *, volume: str | None) -> dict[str, Any]
             "limits": {"cpu": r.cpu_limit, "memory": r.memory_limit},
         }
     container["securityContext"] = security_context(plan.profile, plan.level, plan.identity)
-    if volume:
-        container["volumeMounts"] = [
-            {"name": volume, "mountPath": config.driver_root, "readOnly": True}
-        ]
+    if mounts:
+        container["volumeMounts"] = list(mounts)
     return container
 
 
@@ -68,7 +74,28 @@ def driver_volume(config: Config, name: str) -> dict[str, Any]:
     return {"name": name, "hostPath": {"path": config.driver_root}}
 
 
+def driver_mount(config: Config, name: str) -> dict[str, Any]:
+    """Where the sidecar finds it."""
+    return {"name": name, "mountPath": config.driver_root, "readOnly": True}
+
+
+def token_mount(pod: Pod) -> dict[str, Any] | None:
+    """The mount of the account's token that the API server gives every container without one.
+
+    It would add it after our patch, and then have the changed pod reviewed a second time.
+    Source: kubernetes/plugin/pkg/admission/serviceaccount/admission.go.
+    """
+    for container in pod.containers:
+        for mount in items(container.raw.get("volumeMounts"), f"{container.path}/volumeMounts"):
+            name = text(mount.get("name"))
+            if mount.get("mountPath") == ACCOUNT_PATH and name.startswith("kube-api-access-"):
+                return {"name": name, "readOnly": True, "mountPath": ACCOUNT_PATH}
+    return None
+
+
 def _env(plan: Plan, config: Config) -> list[dict[str, Any]]:
+    exporter = config.dcgm_exporter if plan.gpu else None
+    root = config.driver_root if needs_driver_volume(plan, config) else None
     values = {
         "KITTY_PORT": str(plan.port),
         "KITTY_BIND": config.bind,
@@ -79,12 +106,14 @@ def _env(plan: Plan, config: Config) -> list[dict[str, Any]]:
         "KITTY_RTT_HOOK": config.rtt_hook,
         "KITTY_LIFECYCLE": "native" if plan.native else "ordinary",
         "KITTY_RESTART_POLICY": plan.restart_policy,
+        "KITTY_DRIVER_ROOT": None if root is None else _literal(root),
+        "KITTY_DCGM_EXPORTER": exporter,
         "NVIDIA_VISIBLE_DEVICES": "all" if plan.gpu else "void",
         "NVIDIA_DRIVER_CAPABILITIES": "utility" if plan.gpu else None,
     }
     fields = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in FIELD_ENV.items()
+        for name, path in (FIELD_ENV | (HOST_ENV if exporter else {})).items()
     ]
     return fields + [{"name": name, "value": v} for name, v in values.items() if v is not None]
 

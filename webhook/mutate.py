@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from webhook import __version__
 from webhook import annotations as keys
-from webhook.container import driver_volume, needs_driver_volume, sidecar
+from webhook.container import (
+    driver_mount,
+    driver_volume,
+    needs_driver_volume,
+    sidecar,
+    token_mount,
+)
 from webhook.decision import WATCH, Decision, Plan, Restore, Skip, annotations_room
 from webhook.patch import Operation, add, pointer
 from webhook.pod import Pod, items, text
@@ -77,12 +83,14 @@ def _inject(pod: Pod, plan: Plan, config: Config) -> list[Operation]:
     found = [_append(c.raw, c.path, "env", mark) for c in plan.unmarked]
     if plan.share_process_namespace:
         found.append(add("/spec/shareProcessNamespace", True))
-    volume = None
+    token = token_mount(pod)
+    mounts = [token] if token else []
     if needs_driver_volume(plan, config):
         volume = _free_volume_name(pod)
         found.append(_append(pod.spec, "/spec", "volumes", driver_volume(config, volume)))
+        mounts.append(driver_mount(config, volume))
     key = "initContainers" if plan.native else "containers"
-    found.append(_append(pod.spec, "/spec", key, sidecar(plan, config, volume=volume)))
+    found.append(_append(pod.spec, "/spec", key, sidecar(plan, config, mounts=mounts)))
     labels = {keys.INJECTED_LABEL: "true"}
     return (
         found

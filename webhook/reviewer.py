@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from webhook.decision import (
 )
 from webhook.mutate import operations
 from webhook.pod import Pod, UnreadablePodError
-from webhook.review import Request, answer, read
+from webhook.review import Request, answer, encode, read
 
 if TYPE_CHECKING:
     from webhook.config import Config
@@ -82,7 +81,7 @@ class Reviewer:
         self._metrics.count(decision)
         self._metrics.duration.observe(self._clock() - start)
         _log(request, decision)
-        return json.dumps(review).encode()
+        return encode(review)
 
     def _outcome(self, request: Request, level: Level) -> tuple[Decision, list[Operation]]:
         if request.operation != "CREATE" or request.subresource:

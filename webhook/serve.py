@@ -31,7 +31,8 @@ log = logging.getLogger("kitty.webhook")
 
 KEEP_ALIVE = 120
 """Seconds; the API server keeps an idle connection for 90 and must be the one to close it."""
-THREADS = 8
+THREADS = 4
+"""More of them take the interpreter from each other, and the slowest reviews get slower."""
 
 
 @dataclass(frozen=True, kw_only=True)

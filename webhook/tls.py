@@ -22,17 +22,23 @@ class _BoundedSocket(ssl.SSLSocket):
 
     SO_RCVTIMEO would not do: a blocking SSLSocket tries again when it strikes. A timeout of each
     read alone would not either: a client that sends a byte now and then never meets it.
+
+    The timeout of the socket is set once and then left alone: each change lets another thread
+    have the interpreter, and gunicorn makes five of them in a request.
     """
 
     _deadline = math.inf
+    """When the request must have arrived; none while nothing is served."""
 
     def settimeout(self, value: float | None) -> None:
-        super().settimeout(STALLED if value is None else value)
+        if self._deadline == math.inf:
+            super().settimeout(STALLED if value is None else value)
 
     def setblocking(self, flag: bool) -> None:
         """The worker calls it as it begins to serve the connection: the clock starts."""
+        if self.gettimeout() != STALLED:
+            super().settimeout(STALLED)
         self._deadline = time.monotonic() + STALLED if flag else math.inf
-        self.settimeout(STALLED if flag else 0.0)
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         """Receives what is there by the deadline.
@@ -40,16 +46,16 @@ class _BoundedSocket(ssl.SSLSocket):
         Raises:
             TimeoutError: There was nothing.
         """
-        if self._deadline == math.inf:
-            return super().recv(buflen, flags)
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the request took too long to arrive")
-        self.settimeout(left)
+        if left > STALLED * 0.9:  # what is served at once pays for no timeout of its own
+            return super().recv(buflen, flags)
+        super().settimeout(left)
         try:
             return super().recv(buflen, flags)
         finally:
-            self.settimeout(STALLED)
+            super().settimeout(STALLED)
 
 
 class ReloadingContext:

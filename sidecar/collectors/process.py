@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from sidecar.sources.errors import SourceError
+from sidecar.sources.files import names
 from sidecar.sources.procfs import TICKS
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class ProcessCollector:
 
     def _open_files(self, pid: int) -> int:
         folder = f"{self._proc}/{pid}/fd"
-        return os.stat(folder).st_size if self._folders_have_sizes else len(os.listdir(folder))
+        return os.stat(folder).st_size if self._folders_have_sizes else len(names(folder))
 
     def collect(self) -> Iterator[Metric]:
         """Yields the rows of the reference, a series a watched process."""

@@ -7,6 +7,7 @@ helpers do a good part of a rank's work, and of its waiting.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from sidecar.collectors.process import STATES, folded_state
 from sidecar.sources.procfs import TICKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from prometheus_client import Metric
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 LABELS = ("rank", "node", "job")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+LONGEST = 6.0
+"""Seconds: what one look at the workers' states can stand for."""
 
 COUNTERS = {
     "kitty_rank_cpu_seconds": "CPU time of the rank's processes, ended ones included.",
@@ -35,6 +38,8 @@ COUNTERS = {
     "kitty_rank_io_requested_read_bytes": "Bytes that the rank's processes got from files of any"
     " kind: from storage, the page cache, network file systems, pipes.",
     "kitty_rank_io_wait_seconds": "Time that threads of the rank waited for a block device.",
+    "kitty_rank_worker_device_wait_seconds": "Time that processes below the rank's own were seen to"
+    " wait for a device (state D), summed over processes; looked at every second.",
     "kitty_rank_run_queue_delay_seconds": "Time that threads of the rank could run but waited for"
     " a CPU, summed over threads.",
 }
@@ -67,15 +72,33 @@ class RankCollector:
     name = "rank"
     interval = 1.0
 
-    def __init__(self, pod: Pod, trees: TreeTable, maps: MapTable) -> None:
+    def __init__(
+        self,
+        pod: Pod,
+        trees: TreeTable,
+        maps: MapTable,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pod = pod
         self._trees = trees
         self._maps = maps
+        self._clock = clock
+        self._looked: float | None = None
+        self._waited: dict[str, float] = {}
         self._latest: tuple[_Row, ...] = ()
 
     def sample(self) -> None:
         """Reads once; a file that is denied leaves its rows out."""
         self._trees.refresh()
+        now = self._clock()
+        span = 0.0 if self._looked is None else now - self._looked
+        self._looked = now
+        self._waited = {
+            rank: self._waited.get(rank, 0.0)
+            + (usage.workers.get("D", 0) * span if span <= LONGEST else 0.0)
+            for rank, usage in self._trees.ranks.items()
+        }
         self._latest = tuple(
             self._row(rank, self._trees.ranks[rank.rank])
             for rank in self._pod.view.ranks
@@ -86,6 +109,7 @@ class RankCollector:
         counts = usage.counts
         values: dict[str, float | None] = {
             "kitty_rank_cpu_seconds": counts.ticks / TICKS,
+            "kitty_rank_worker_device_wait_seconds": self._waited[rank.rank],
             "kitty_rank_threads": usage.threads,
             "kitty_rank_resident_memory_bytes": usage.rss_pages * PAGE,
             **self._memory(rank),

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from sidecar.collectors.base import Reason, UnavailableError
 from sidecar.sources.rdma import EVENTS
-from sidecar.sources.sockdiag import TcpCounters
+from sidecar.sources.tcp_counters import TcpCounters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

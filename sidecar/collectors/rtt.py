@@ -38,7 +38,7 @@ UNKNOWN_SECONDS = 2.0
 """After that long a connection that no socket dump showed is taken for the pod's own."""
 PEERS = 16
 PEERS_KEPT = 1024
-OWNERS_KEPT = 8192
+OWNERS_KEPT = 4096
 # Every second power of two of the kernel's slots, coarser at the end: 12 buckets with +Inf.
 _EXPORTED_US = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 262144)
 
@@ -126,11 +126,15 @@ class RttCollector:
             raise UnavailableError(Reason.STARTING, "a hook is being loaded")
         now = self._clock()
         snapshot = self._sockets.snapshot if self._sockets else None
+        grown = probe.read()
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
+            self._forget()
             self._settle(now)
+        elif not grown and self._published.hook == probe.hook:
+            self._hooks.watch(delivered=False)
+            return
         windows: dict[str, int] = {}
-        grown = probe.read()
         own_port = self._own_port().to_bytes(2, "big")
         for key, growth in grown:
             if key.startswith(own_port):
@@ -140,10 +144,13 @@ class RttCollector:
                 pending = self._pending.setdefault(key, _Pending(now, 0))
                 pending.vector += growth
             else:
-                self._add(owner, key, growth)
+                self._add_peer(owner, key, growth)
                 windows[owner] = windows.get(owner, 0) + growth
         for owner, vector in windows.items():
-            self._windows[owner] = (lanes.second(vector) / lanes.first(vector), now)
+            self._add(owner, vector)
+            count = lanes.first(vector)
+            if count:  # a cell may be read while a sample is added to it
+                self._windows[owner] = (lanes.second(vector) / count, now)
         self._hooks.watch(delivered=bool(grown))
         self._published = _Published(
             probe.hook,
@@ -184,25 +191,26 @@ class RttCollector:
         if self._snapshot is None:
             ranks = self._pod.view.ranks
             return ranks[0].rank if len(ranks) == 1 else ""
-        owner = self._snapshot.rank_of.get(key)
-        if owner is None:
-            return self._owners.get(key)
-        self._owners[key] = owner
-        return owner
+        return self._owners.get(key)
 
-    def _settle(self, now: float) -> None:
-        """Gives pending samples to whom the new socket dump says they belong."""
-        snapshot = self._snapshot
+    def _forget(self) -> None:
+        """Drops ranks that are gone, and connections and names beyond the bounds."""
         alive = {rank.rank for rank in self._pod.view.ranks} | {""}
         for name in self._ranks.keys() - alive:
             del self._ranks[name]
             self._peers.pop(name, None)
         for name in self._windows.keys() - alive:
             del self._windows[name]
-        if snapshot is not None and len(self._owners) > OWNERS_KEPT:
-            self._owners = {k: v for k, v in self._owners.items() if k in snapshot.rank_of}
+        if self._snapshot is not None:
+            if len(self._owners) > OWNERS_KEPT + len(self._snapshot.rank_of):
+                self._owners.clear()
+            self._owners.update(self._snapshot.rank_of)
         if len(self._names) > OWNERS_KEPT:
             self._names.clear()
+
+    def _settle(self, now: float) -> None:
+        """Gives pending samples to whom the new socket dump says they belong."""
+        snapshot = self._snapshot
         if not self._pending:
             return
         shown = {sock.key for sock in snapshot.sockets} if snapshot else set()
@@ -215,11 +223,14 @@ class RttCollector:
                     continue
                 owner = None if key in shown else ""
             if owner is not None:
-                self._add(owner, key, pending.vector)
+                self._add(owner, pending.vector)
+                self._add_peer(owner, key, pending.vector)
             del self._pending[key]
 
-    def _add(self, owner: str, key: bytes, growth: int) -> None:
+    def _add(self, owner: str, growth: int) -> None:
         self._ranks[owner] = self._ranks.get(owner, 0) + growth
+
+    def _add_peer(self, owner: str, key: bytes, growth: int) -> None:
         peers = self._peers.setdefault(owner, {})
         address = key[20:]
         name = self._names.get(address)

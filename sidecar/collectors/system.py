@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import GaugeMetricFamily
+
+from sidecar.sources.deadline import DeadlineRunner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +26,11 @@ ROWS = {
 }
 
 
+DEADLINE = 0.25
+"""Seconds in which a /dev/shm must answer: what is mounted there is the trainer's choice, and a
+network file system may hang for ever."""
+
+
 class SystemCollector:
     """Reads /proc/stat, /proc/meminfo and the watched process's /dev/shm."""
 
@@ -35,6 +43,8 @@ class SystemCollector:
         self._proc = proc
         self._before: CpuTimes | None = None
         self._latest: dict[str, float] = {}
+        self._runner = DeadlineRunner("shm")
+        self._shm: dict[str, float] = {}
 
     def sample(self) -> None:
         """Reads once; the utilization is that of the time since the round before."""
@@ -47,21 +57,23 @@ class SystemCollector:
         available = self._system.available_memory()
         if available is not None:
             values["sys_memory_available_bytes"] = available
-        values.update(self._shared_memory())
+        heads = [pid for rank in self._pod.view.ranks for pid in rank.heads]
+        if self._runner.run("shm", partial(self._read_shm, heads), deadline=DEADLINE):
+            values.update(self._shm)
         self._latest = values
 
-    def _shared_memory(self) -> dict[str, float]:
-        for rank in self._pod.view.ranks:
-            for pid in rank.heads:
-                try:
-                    shm = os.statvfs(f"{self._proc}/{pid}/root/dev/shm")
-                except OSError:
-                    continue
-                return {
-                    "sys_shm_total_bytes": shm.f_blocks * shm.f_frsize,
-                    "sys_shm_used_bytes": (shm.f_blocks - shm.f_bfree) * shm.f_frsize,
-                }
-        return {}
+    def _read_shm(self, heads: list[int]) -> None:
+        self._shm = {}
+        for pid in heads:
+            try:
+                shm = os.statvfs(f"{self._proc}/{pid}/root/dev/shm")
+            except OSError:
+                continue
+            self._shm = {
+                "sys_shm_total_bytes": shm.f_blocks * shm.f_frsize,
+                "sys_shm_used_bytes": (shm.f_blocks - shm.f_bfree) * shm.f_frsize,
+            }
+            return
 
     def collect(self) -> Iterator[Metric]:
         """Yields the rows that could be read."""

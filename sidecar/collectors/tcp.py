@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from sidecar.sources.sockdiag import COUNTERS_SINCE, TcpCounters
 from sidecar.sources.sockets import OTHER
+from sidecar.sources.tcp_counters import COUNTERS_SINCE, TcpCounters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from sidecar.pod import Pod
-    from sidecar.sources.sockets import RankSockets, SocketTable, Totals
+    from sidecar.sources.sockets import RankSockets, SocketTable
 
 LABELS = ("rank", "node", "job")
 
@@ -114,7 +114,7 @@ class TcpCollector:
 _Rows = list[tuple[tuple[str, str, str], "RankSockets"]]
 
 
-def _value(totals: Totals, name: str) -> int:
+def _value(totals: TcpCounters, name: str) -> int:
     return totals[TcpCounters._fields.index(name)]
 
 

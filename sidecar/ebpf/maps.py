@@ -69,13 +69,25 @@ class BpfMap:
 
         Entries that come or go meanwhile may or may not be seen.
         """
+        return self.split(self.content())
+
+    def split(self, content: tuple[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """The entries of what `content` returned."""
+        keys, values = content
+        size, width = self.key_size, self.value_size
+        return zip(
+            (keys[at : at + size] for at in range(0, len(keys), size)),
+            (values[at : at + width] for at in range(0, len(values), width)),
+            strict=True,
+        )
+
+    def content(self) -> tuple[bytes, bytes]:
+        """All keys and all values, one after another: equal to the last where nothing moved."""
         if self._batch:
-            yield from self._items_by_batch()
-        else:
-            for key in self._keys_one_by_one():
-                value = self.get(key)
-                if value is not None:
-                    yield key, value
+            return self._content_by_batch()
+        found = [(key, self.get(key)) for key in self._keys_one_by_one()]
+        there = [(key, value) for key, value in found if value is not None]
+        return b"".join(key for key, _ in there), b"".join(value for _, value in there)
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key, or None."""
@@ -108,7 +120,8 @@ class BpfMap:
         self._keys = ctypes.create_string_buffer(capacity * self.key_size)
         self._values = ctypes.create_string_buffer(capacity * self.value_size)
 
-    def _items_by_batch(self) -> Iterator[tuple[bytes, bytes]]:
+    def _content_by_batch(self) -> tuple[bytes, bytes]:
+        keys, values = b"", b""
         first = True
         while True:
             try:
@@ -120,18 +133,14 @@ class BpfMap:
                     continue
                 if first and error.errno in _REFUSED:
                     self._batch = False
-                    yield from self.items()
-                    return
+                    return self.content()
                 raise
-            size, width = self.key_size, self.value_size
-            keys = ctypes.string_at(self._keys, count * size)
-            values = ctypes.string_at(self._values, count * width)
-            for i in range(count):
-                yield keys[i * size : i * size + size], values[i * width : i * width + width]
+            keys += ctypes.string_at(self._keys, count * self.key_size)
+            values += ctypes.string_at(self._values, count * self.value_size)
             if last:
                 if first and count * 2 > self._capacity < self.max_entries:
                     self._reserve(min(self._capacity * 2, self.max_entries))
-                return
+                return keys, values
             first = False
 
     def _lookup_batch(self, *, first: bool) -> tuple[int, bool]:

@@ -29,9 +29,8 @@ struct cell {
 	u64 count;
 	u64 sum_us;
 	u64 slots[SLOTS]; /* two linear steps per power of two */
+	u64 made_ns; /* tells a cell from one of the same connection that the map let go before */
 	u64 mark; /* when the sampled segment was sent: tells a new sample from an old one */
-	u32 max_us;
-	u32 last_us;
 };
 
 BPF_TABLE("lru_hash", struct connection, struct cell, cells, MAX_CELLS);
@@ -72,9 +71,6 @@ static inline void add(struct cell *cell, u32 us)
 
 	__sync_fetch_and_add(&cell->count, 1);
 	__sync_fetch_and_add(&cell->sum_us, us);
-	cell->last_us = us;
-	if (us > cell->max_us)
-		cell->max_us = us;
 	if (slot < SLOTS)
 		__sync_fetch_and_add(&cell->slots[slot], 1);
 }
@@ -86,6 +82,7 @@ static inline struct cell *cell_of(struct connection *key, u64 mark)
 	if (!cell) {
 		struct cell empty = {};
 
+		empty.made_ns = bpf_ktime_get_ns();
 		empty.mark = mark;
 		cells.insert(key, &empty);
 		cell = cells.lookup(key);

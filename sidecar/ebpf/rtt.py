@@ -38,6 +38,7 @@ _SO_NETNS_COOKIE = 71  # include/uapi/asm-generic/socket.h, since 5.14
 _FIRST_OCTAVE, _OCTAVES = 5, 16  # as in rtt.bpf.c
 _LANES = 2 + 2 * _OCTAVES + 2  # count, sum_us, slots
 _COUNTERS = 8 * _LANES
+_MADE = slice(_COUNTERS, _COUNTERS + 8)  # made_ns of struct cell
 _MAPPED = bytes(10) + b"\xff\xff"
 _PORT_WORD = struct.Struct("=Q")
 
@@ -245,6 +246,7 @@ class KernelProbe:
         self._loaded = loaded
         self._cells = loaded.maps["cells"]
         self._ledger = lanes.Ledger()
+        self._latest: tuple[bytes, bytes] | None = None
         self._idle_reads = idle_reads
         self._reads = 0
 
@@ -256,18 +258,29 @@ class KernelProbe:
         """See `RttProbe.read`."""
         ledger = self._ledger
         ledger.begin()
-        grown = []
-        entries = list(self._cells.items())
-        for key, value in entries:
-            growth = ledger.grown(key, value[:_COUNTERS])
-            if growth:
-                grown.append((key, growth))
-        ledger.end([key for key, _ in entries])
         self._reads += 1
+        there = self._cells.content()
+        grown = []
+        if there != self._latest:
+            self._latest = there
+            cells = []
+            for key, value in self._cells.split(there):
+                cell = key + value[_MADE]
+                cells.append(cell)
+                growth = ledger.grown(cell, value[:_COUNTERS])
+                if growth:
+                    grown.append((key, growth))
+            ledger.end(cells)
         if self._reads % self._idle_reads == 0:
-            for key in ledger.idle(self._idle_reads):
-                self._cells.delete(key)
+            self._let_go(ledger.idle(self._idle_reads))
         return grown
+
+    def _let_go(self, idle: Iterable[bytes]) -> None:
+        for cell in idle:
+            key, made = cell[:-8], cell[-8:]
+            value = self._cells.get(key)
+            if value is not None and value[_MADE] == made:
+                self._cells.delete(key)
 
     def own_ports(self, ports: Iterable[int]) -> None:
         """Says which local ports are the pod's; only used with `Scope.host_network`."""

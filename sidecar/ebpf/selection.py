@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from sidecar.ebpf import rtt
 from sidecar.ebpf.loader import TRANSIENT, Loaded, Loader, PassedOver, Reason, Refused
-from sidecar.sources.sockdiag import LISTEN, TcpCounters, counters, smoothed_rtt
+from sidecar.sources.sockdiag import LISTEN, smoothed_rtt
+from sidecar.sources.tcp_counters import unpack, vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,6 @@ SILENT_DUMPS = 10
 RETRY_SECONDS = 60.0
 SETTLE_SECONDS = 5.0
 """How long containers that start get before their cgroups are looked for once more."""
-_DELIVERED_BYTES = TcpCounters._fields.index("delivered_bytes")
 
 
 class HookSelection:
@@ -65,6 +65,7 @@ class HookSelection:
         self._started = 0.0
         self._cgroups: tuple[str, ...] = ()
         self._host_network = rtt.in_host_network(proc=proc)
+        self._told: SocketSnapshot | None = None
         self._ports: frozenset[int] = frozenset()
         self._traffic = 0
         self._silent = 0
@@ -97,8 +98,9 @@ class HookSelection:
         """
         snapshot = self._snapshot()
         if isinstance(self._probe, rtt.KernelProbe) and snapshot is not None:
-            if self._host_network:
+            if self._host_network and snapshot is not self._told:
                 self._tell_ports(self._probe, snapshot)
+                self._told = snapshot
             self._check(self._probe, snapshot, delivered=delivered)
 
     def close(self) -> None:
@@ -150,6 +152,7 @@ class HookSelection:
         if self._probe is not None:
             self._probe.close()
         self._probe = None if isinstance(chosen, Refused) else chosen
+        self._told, self._ports = None, frozenset()
         self.refused = chosen if isinstance(chosen, Refused) else None
 
     def _pass_over(self, over: PassedOver) -> None:
@@ -181,7 +184,7 @@ class HookSelection:
             probe.own_ports(ports)
 
     def _check(self, probe: rtt.KernelProbe, snapshot: SocketSnapshot, *, delivered: bool) -> None:
-        traffic = sum(ranked.totals[_DELIVERED_BYTES] for ranked in snapshot.ranks.values())
+        traffic = sum(ranked.totals.delivered_bytes for ranked in snapshot.ranks.values())
         if delivered:
             self._silent = 0
         elif traffic > self._traffic:
@@ -198,4 +201,4 @@ class HookSelection:
             return
         for sock in snapshot.sockets:
             if sock.state != LISTEN and sock.key in snapshot.rank_of:
-                yield sock.key, smoothed_rtt(sock.info), counters(sock.info).delivered_bytes
+                yield sock.key, smoothed_rtt(sock.info), unpack(vector(sock.info)).delivered_bytes

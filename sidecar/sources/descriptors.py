@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sidecar.sources.files import names
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -32,11 +34,12 @@ def descriptors(pid: int, root: str = "/proc") -> Descriptors:
 
     Raises:
         OSError: the process is gone, or may not be traced.
+        ExhaustedError: the agent has no descriptor left.
     """
     folder = f"{root}/{pid}/fd"
-    names = os.listdir(folder)
+    found = names(folder)
     sockets, devices = set(), set()
-    for name in names:
+    for name in found:
         try:
             target = os.readlink(f"{folder}/{name}")
         except PermissionError:
@@ -48,7 +51,7 @@ def descriptors(pid: int, root: str = "/proc") -> Descriptors:
             sockets.add(int(target[len(SOCKET_PREFIX) : -1]))
         elif target.startswith("/dev/") and not target.startswith("/dev/pts/"):
             devices.add(target)
-    return Descriptors(count=len(names), sockets=frozenset(sockets), devices=frozenset(devices))
+    return Descriptors(count=len(found), sockets=frozenset(sockets), devices=frozenset(devices))
 
 
 class DescriptorTable:

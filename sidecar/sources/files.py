@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from typing import NoReturn
+
+from sidecar.sources.errors import ExhaustedError
 
 CHUNK = 1 << 16
 SMALL = 1 << 12
@@ -16,6 +20,7 @@ def read(path: str, *, limit: int = 1 << 20) -> bytes:
 
     Raises:
         OSError: it cannot be opened or read; a process that ends meanwhile is ESRCH.
+        ExhaustedError: no descriptor is left.
     """
     return _read(path, limit, one_record=False)
 
@@ -31,8 +36,30 @@ def read_record(path: str) -> bytes:
     return _read(path, 1 << 20, one_record=True)
 
 
+def names(folder: str) -> list[str]:
+    """Returns what is in a folder.
+
+    Raises:
+        OSError: it cannot be listed.
+        ExhaustedError: no descriptor is left.
+    """
+    try:
+        return os.listdir(folder)
+    except OSError as e:
+        _raise(e)
+
+
+def _raise(error: OSError) -> NoReturn:
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        raise ExhaustedError(f"{error.filename}: {error.strerror}") from error
+    raise error
+
+
 def _read(path: str, limit: int, *, one_record: bool) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as e:
+        _raise(e)
     try:
         data = os.read(descriptor, min(SMALL, limit))
         if one_record and len(data) < SMALL:

@@ -267,9 +267,11 @@ class NvidiaSource:
             LOG.warning("GPU %s reports XID %d", uuid, number)
 
 
-def nvidia(exporter: DcgmExporter | None, *, proc: str) -> NvidiaSource | None:
+def nvidia(
+    exporter: DcgmExporter | None, *, driver_root: str = "", proc: str
+) -> NvidiaSource | None:
     """Returns the source, None on a node without NVIDIA's library."""
-    place = load_library()
+    place = load_library(driver_root)
     if place is None:
         LOG.info("gpu: off: there is no NVML library, so no NVIDIA GPU")
         return None

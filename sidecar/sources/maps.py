@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sidecar.sources import numa
-from sidecar.sources.errors import MalformedError, SourceError
+from sidecar.sources.errors import ExhaustedError, MalformedError, SourceError
 from sidecar.sources.files import read
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ class MapTable:
             began = self._clock()
             try:
                 self.step()
+            except ExhaustedError as e:
+                LOG.debug("memory maps: %s", e)
             except Exception:
                 LOG.exception("memory maps are not read any more")
                 return

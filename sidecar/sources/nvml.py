@@ -23,20 +23,16 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("kitty.nvml")
 
 LIBRARY = "libnvidia-ml.so.1"
-PLACES = tuple(
-    f"{folder}/{LIBRARY}"
-    for folder in (
-        "/run/nvidia/driver/usr/lib/x86_64-linux-gnu",
-        "/run/nvidia/driver/usr/lib/aarch64-linux-gnu",
-        "/run/nvidia/driver/usr/lib64",
-        "/home/kubernetes/bin/nvidia/lib64",
-        "/usr/local/nvidia/lib64",
-        "/usr/local/glibc/usr/lib",
-        "/usr/lib/wsl/lib",
-    )
+ROOTS = (
+    "/run/nvidia/driver",
+    "/home/kubernetes/bin/nvidia",
+    "/usr/local/nvidia",
+    "/usr/local/glibc",
 )
-"""Where the library is when the loader does not find it: the driver roots that GPU Operator, GKE,
-Talos and WSL mount. Never below /proc/<pid>/root: what lies there is the container's to choose."""
+"""The driver roots that GPU Operator, GKE and Talos mount."""
+FOLDERS = ("lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
+"""Where a driver root has the library: a plain folder of libraries, or a system of its own."""
+WSL = "/usr/lib/wsl/lib"
 
 PID_LIMIT = 1 << 22
 """Largest pid that Linux gives (include/linux/threads.h, PID_MAX_LIMIT)."""
@@ -141,12 +137,20 @@ class GpuLostError(SourceError):
     """One GPU does not answer any more; the others may."""
 
 
-def load_library(places: Iterable[str] = PLACES) -> str | None:
+def load_library(driver_root: str = "") -> str | None:
     """Loads the library so that the binding finds it; returns from where, None if it is nowhere.
 
-    The loader knows a library that is loaded already by its soname.
+    The loader knows a library that is loaded already by its soname. Never below
+    /proc/<pid>/root: what lies there is the container's to choose.
+
+    Args:
+        driver_root: A mounted driver root, looked through before the usual ones.
     """
-    for place in (LIBRARY, *places):
+    roots = (driver_root, *ROOTS) if driver_root else ROOTS
+    folders = [f"{root}/{folder}" for root in roots for folder in FOLDERS]
+    if driver_root:
+        folders.insert(0, driver_root)
+    for place in (LIBRARY, *(f"{folder}/{LIBRARY}" for folder in (*folders, WSL))):
         try:
             ctypes.CDLL(place)
         except OSError:

@@ -135,7 +135,10 @@ class ProcessTable:
         found: dict[int, tuple[tuple[int, ...], Process]] = {}
         stats: dict[int, Stat] = {}
         for pid in sorted(pids):
-            if pid in self._foreign and pid % SLICES != self._round % SLICES:
+            if pid in self._foreign and (
+                pid % SLICES != self._round % SLICES
+                or not of_pod(self._container(pid), self._pod_uid)
+            ):
                 continue
             try:
                 stat = self._procfs.stat(pid)

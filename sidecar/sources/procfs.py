@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from sidecar.sources.errors import MalformedError
-from sidecar.sources.files import read, read_record
+from sidecar.sources.files import names, read, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -204,8 +204,9 @@ def parse_cgroup(data: bytes) -> dict[str, str]:
 class ProcFS:
     """The files of single processes below one /proc.
 
-    Every method raises OSError when the process is gone or access is denied, and MalformedError
-    when the kernel wrote something else than documented.
+    Every method raises OSError when the process is gone or access is denied, MalformedError
+    when the kernel wrote something else than documented, and ExhaustedError when the agent has no
+    descriptor left.
     """
 
     def __init__(self, root: str = "/proc") -> None:
@@ -213,7 +214,7 @@ class ProcFS:
 
     def pids(self) -> list[int]:
         """Returns all process ids of the PID namespace."""
-        return [int(name) for name in os.listdir(self.root) if _number(name)]
+        return _numbers(self.root)
 
     def stat(self, pid: int) -> Stat:
         """Returns the process's stat."""
@@ -229,7 +230,7 @@ class ProcFS:
 
     def tasks(self, pid: int) -> list[int]:
         """Returns the ids of the process's threads."""
-        return [int(name) for name in os.listdir(f"{self.root}/{pid}/task") if _number(name)]
+        return _numbers(f"{self.root}/{pid}/task")
 
     def run_queue_delay(self, pid: int, tid: int) -> int | None:
         """Returns the nanoseconds that the thread waited for a CPU, None where not kept."""
@@ -252,15 +253,15 @@ class ProcFS:
 
     def cgroup(self, pid: int | str) -> dict[str, str]:
         """Returns the process's cgroup paths by controller."""
-        return parse_cgroup(read(f"{self.root}/{pid}/cgroup"))
+        return parse_cgroup(read_record(f"{self.root}/{pid}/cgroup"))
 
     def namespace(self, pid: int | str, kind: str) -> int:
         """Returns the inode of a namespace (net, pid, mnt, ...); needs the right to trace it."""
         return os.stat(f"{self.root}/{pid}/ns/{kind}").st_ino
 
 
-def _number(name: str) -> bool:
-    return name.isascii() and name.isdigit()
+def _numbers(folder: str) -> list[int]:
+    return [*map(int, filter(str.isdecimal, names(folder)))]
 
 
 def _row(data: bytes, name: bytes) -> int | None:

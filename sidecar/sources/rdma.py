@@ -6,11 +6,10 @@ for hw_counters; drivers/infiniband/core/device.c for netns_mode.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sidecar.sources.files import read
+from sidecar.sources.files import names, read
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -120,7 +119,7 @@ class RdmaFS:
 
 def _names(folder: str) -> list[str]:
     try:
-        return sorted(os.listdir(folder))
+        return sorted(names(folder))
     except OSError:
         return []
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+from functools import partial
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from sidecar.sources.errors import SourceError
@@ -49,50 +51,10 @@ _MESSAGE_FORM = "=16xBB2x4s16s16s4xQ4xIIxxxxI"
 _ATTRIBUTE = struct.Struct("=HH")
 _DONE = _HEADER.size + 4
 _BODY = struct.calcsize(_MESSAGE_FORM)
-_COUNTERS = struct.Struct("=100xI16xQQ20xI8xQQQ16xQ")
 _RTT = struct.Struct("=I")
-
-_tuple = tuple.__new__  # a NamedTuple's own constructor costs as much as the rest of a socket
 
 SOCKET_LIMIT = 65536
 """Sockets read in one dump; a namespace with more is served by its first ones."""
-
-
-class TcpCounters(NamedTuple):
-    """What one socket counted in its life; a field is None where the kernel is too old for it.
-
-    Attributes:
-        retransmitted_segments: tcpi_total_retrans, 32 bits wide.
-        delivered_bytes: tcpi_bytes_acked.
-        received_bytes: tcpi_bytes_received.
-        sent_segments: tcpi_data_segs_out, segments with data, repeated ones too; 32 bits wide.
-        busy: microseconds with data to send (tcpi_busy_time).
-        receiver_limited: microseconds stopped by the peer's window (tcpi_rwnd_limited).
-        buffer_limited: microseconds stopped by the send buffer (tcpi_sndbuf_limited).
-        retransmitted_bytes: tcpi_bytes_retrans.
-    """
-
-    retransmitted_segments: int
-    delivered_bytes: int
-    received_bytes: int
-    sent_segments: int
-    busy: int
-    receiver_limited: int
-    buffer_limited: int
-    retransmitted_bytes: int
-
-
-COUNTERS_SINCE = {
-    "retransmitted_segments": 104,
-    "delivered_bytes": 128,
-    "received_bytes": 136,
-    "sent_segments": 160,
-    "busy": 176,
-    "receiver_limited": 184,
-    "buffer_limited": 192,
-    "retransmitted_bytes": 216,
-}
-"""Length that struct tcp_info must have to hold each counter."""
 
 
 class TcpSocket(NamedTuple):
@@ -128,16 +90,8 @@ class TcpSocket(NamedTuple):
         return self.ports + self.local + self.remote
 
 
-def counters(info: bytes) -> TcpCounters:
-    """Reads the counters of a struct tcp_info; missing ones read as 0 (see COUNTERS_SINCE)."""
-    if len(info) < _COUNTERS.size:
-        info = info.ljust(_COUNTERS.size, b"\0")
-    return TcpCounters._make(_COUNTERS.unpack_from(info))
-
-
-def counter_bytes(info: bytes) -> bytes:
-    """Returns the part of a struct tcp_info that changes whenever a counter does."""
-    return info[100:216]
+_socket = partial(tuple.__new__, TcpSocket)
+"""A NamedTuple's own constructor costs as much as the rest of reading a socket."""
 
 
 def smoothed_rtt(info: bytes) -> int:
@@ -260,7 +214,7 @@ def _netlink() -> socket.socket:
 
 
 def _messages(buffer: bytearray, size: int, layouts: dict[int, _Layout]) -> Iterator[TcpSocket]:
-    """Yields the sockets of one datagram.
+    """Yields the sockets of one datagram; those of one layout in a row are read at once.
 
     Args:
         buffer: holds the datagram.
@@ -271,31 +225,39 @@ def _messages(buffer: bytearray, size: int, layouts: dict[int, _Layout]) -> Iter
     at = 0
     while at + _BODY <= size:
         length, kind = _LENGTH_AND_KIND.unpack_from(buffer, at)
+        step = (length + 3) & ~3
         if length < _HEADER.size:
             return
-        if kind == _SOCK_DIAG_BY_FAMILY and _BODY <= length <= size - at:
+        alike = 1
+        if kind == _SOCK_DIAG_BY_FAMILY and length >= _BODY and step <= size - at:
+            row = memoryview(buffer)[at : size - (size - at) % step]
             layout = layouts.get(length)
-            fields = layout.form.unpack_from(buffer, at) if layout else ()
-            if layout is None or fields[-2] != layout.attribute:
-                layout = layouts[length] = _layout(buffer, at, at + length)
-                fields = layout.form.unpack_from(buffer, at)
-            yield _tuple(TcpSocket, (*fields[:-2], fields[-1]))
-        at += (length + 3) & ~3
+            if layout is None or layout.head.unpack_from(row) != layout.heads:
+                layout = layouts[length] = _layout(buffer, at, length)
+            heads = layout.head.iter_unpack(row)
+            alike = sum(1 for _ in takewhile(layout.heads.__eq__, heads)) or 1
+            yield from map(_socket, islice(layout.form.iter_unpack(row), alike))
+        at += alike * step
 
 
 class _Layout(NamedTuple):
-    """Where a message has what: `form` reads a TcpSocket, the last but one is `attribute`."""
+    """Where messages have what: `form` reads a TcpSocket of those of which `head` reads `heads`."""
 
     form: struct.Struct
-    attribute: bytes
+    head: struct.Struct
+    heads: tuple[object, ...]
 
 
-def _layout(buffer: bytearray, message: int, end: int) -> _Layout:
-    offset, span = _find_info(buffer, message, end)
-    if not span:
-        return _Layout(struct.Struct(f"{_MESSAGE_FORM}0s0s"), b"no struct tcp_info")
-    form = struct.Struct(f"{_MESSAGE_FORM}{offset - _BODY}x4s{span - _ATTRIBUTE.size}s")
-    return _Layout(form, _ATTRIBUTE.pack(span, _INFO))
+def _layout(buffer: bytearray, message: int, length: int) -> _Layout:
+    offset, span = _find_info(buffer, message, message + length)
+    step = (length + 3) & ~3
+    if not span:  # no head can tell it from one that has the attribute: read alone
+        form = struct.Struct(f"{_MESSAGE_FORM}0s{step - _BODY}x")
+        return _Layout(form, struct.Struct(f"={step}x"), (None,))
+    after = step - offset - span
+    form = struct.Struct(f"{_MESSAGE_FORM}{offset + 4 - _BODY}x{span - 4}s{after}x")
+    head = struct.Struct(f"=IH{offset - 6}xHH{step - offset - 4}x")
+    return _Layout(form, head, (length, _SOCK_DIAG_BY_FAMILY, span, _INFO))
 
 
 def _find_info(buffer: bytearray, message: int, end: int) -> tuple[int, int]:

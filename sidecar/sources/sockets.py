@@ -7,22 +7,23 @@ rank after it closed.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from sidecar.sources.sockdiag import (
     LISTEN,
+    SOCKET_LIMIT,
     STATES,
-    TcpCounters,
     TcpSocket,
     address,
-    counter_bytes,
-    counters,
     smoothed_rtt,
 )
+from sidecar.sources.tcp_counters import TcpCounters, growth, moved, unpack, vector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sidecar.attribution import PodView
     from sidecar.sources.descriptors import DescriptorTable
@@ -47,45 +48,14 @@ WALK_EVERY = 60
 """Rounds after which descriptors are walked again though no socket came or went: processes pass
 sockets on."""
 
-Totals = tuple[int, ...]
-"""Sums of TcpCounters, field by field; no longer 32 bits wide."""
-ZERO: Totals = (0,) * len(TcpCounters._fields)
-_NARROW = frozenset(
-    TcpCounters._fields.index(name) for name in ("retransmitted_segments", "sent_segments")
-)
-
-
-def plus(a: Totals, b: Totals) -> Totals:
-    """Adds field by field."""
-    # Written out: this runs for every busy socket twice a second.
-    a0, a1, a2, a3, a4, a5, a6, a7 = a
-    b0, b1, b2, b3, b4, b5, b6, b7 = b
-    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7
-
-
-def growth(new: Totals, old: Totals) -> Totals:
-    """Subtracts field by field; counters of 32 bits wrap.
-
-    A socket that was disconnected to be connected again begins anew: all of `new` is growth then.
-    """
-    a0, a1, a2, a3, a4, a5, a6, a7 = new
-    b0, b1, b2, b3, b4, b5, b6, b7 = old
-    grown = a0 - b0, a1 - b1, a2 - b2, a3 - b3, a4 - b4, a5 - b5, a6 - b6, a7 - b7
-    if min(grown) >= 0:
-        return grown
-    wrapped = tuple(
-        change % (1 << 32) if index in _NARROW else change for index, change in enumerate(grown)
-    )
-    if min(wrapped) < 0 or any(wrapped[index] >= 1 << 31 for index in _NARROW):
-        return new
-    return wrapped
+ZERO = TcpCounters(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerSockets:
     """A rank's traffic with one peer address, or with all the rest as `other`."""
 
-    totals: Totals
+    totals: TcpCounters
     smoothed_rtt: float | None
     """Seconds, mean over the open connections; None without any."""
 
@@ -94,7 +64,7 @@ class PeerSockets:
 class RankSockets:
     """The sockets of one rank; of the pod itself under the empty rank."""
 
-    totals: Totals = ZERO
+    totals: TcpCounters = ZERO
     closed_read: int = 0
     """Closed connections whose final counters were read."""
     closed_unread: int = 0
@@ -133,7 +103,7 @@ class _Connection:
     """One socket through its life."""
 
     __slots__ = (
-        *("counted", "inode", "key", "missed", "owner", "peer", "pending", "ports", "raw"),
+        *("closed", "counted", "inode", "key", "missed", "owner", "peer", "pending", "ports"),
         *("remote", "resolved", "seen"),
     )
 
@@ -142,10 +112,11 @@ class _Connection:
         self.inode = sock.inode
         self.owner: str | None = None
         self.resolved = False
-        self.counted: Totals = ZERO
-        self.pending: Totals = ZERO
+        self.counted: int | None = None
+        """Its latest counters as a vector; None for a listener."""
+        self.pending = 0
         """What it counted while nobody of the pod was known to hold it."""
-        self.raw = b""
+        self.closed = False
         self.seen = 0
         self.missed = False
 
@@ -160,27 +131,21 @@ class _Ledger:
     """What one rank's sockets counted, closed ones included."""
 
     def __init__(self) -> None:
-        self.peers: dict[str, Totals] = {}
-        self.other = ZERO
+        self.peers: dict[str, int] = {}
+        """Vectors of counters."""
+        self.other = 0
         self.volumes: dict[str, int] = {}
         """Bytes by peer, faded; of the peers with series and of CANDIDATES others."""
         self.closed_read = 0
         self.closed_unread = 0
 
-    @property
-    def totals(self) -> Totals:
-        summed = self.other
-        for totals in self.peers.values():
-            summed = plus(summed, totals)
-        return summed
-
-    def add(self, peer: str, grown: Totals) -> None:
+    def add(self, peer: str, grown: int) -> None:
         if peer in self.peers or len(self.peers) < PEERS:
-            self.peers[peer] = plus(self.peers.get(peer, ZERO), grown)
+            self.peers[peer] = self.peers.get(peer, 0) + grown
         else:
-            self.other = plus(self.other, grown)
+            self.other += grown
         if peer in self.volumes or peer in self.peers or len(self.volumes) < PEERS + CANDIDATES:
-            self.volumes[peer] = self.volumes.get(peer, 0) + _volume(grown)
+            self.volumes[peer] = self.volumes.get(peer, 0) + moved(grown)
 
     def promote(self) -> None:
         """Gives the busiest peer of the rest a series of its own if it outgrew the least busy.
@@ -194,8 +159,8 @@ class _Ledger:
         busiest = max(rest, key=lambda peer: self.volumes[peer])
         least = min(self.peers, key=lambda peer: self.volumes.get(peer, 0))
         if self.volumes[busiest] > 2 * self.volumes.get(least, 0) + BUSIER:
-            self.other = plus(self.other, self.peers.pop(least))
-            self.peers[busiest] = ZERO
+            self.other += self.peers.pop(least)
+            self.peers[busiest] = 0
 
     def fade(self) -> None:
         """Halves what the peers count as busy with; who is forgotten makes room."""
@@ -206,10 +171,6 @@ def _scrape(sock: TcpSocket, own_port: bytes) -> bool:
     # A peer's port of the same number is the peer's own affair.
     ports = sock.ports
     return ports.startswith(own_port) or (ports.endswith(own_port) and sock.local == sock.remote)
-
-
-def _volume(totals: Totals) -> int:
-    return totals[1] + totals[2]
 
 
 class SocketTable:
@@ -239,6 +200,8 @@ class SocketTable:
         self._own_port = own_port
         self._unheld = None if shared else ""
         self._open: dict[int, _Connection] = {}
+        self._ended: deque[TcpSocket] = deque(maxlen=SOCKET_LIMIT)
+        """Closings that are still to be counted: their holders could not be looked up."""
         self._missing: dict[int, _Connection] = {}
         self._ledgers: dict[str, _Ledger] = {}
         self._walked: PodView | None = None
@@ -252,32 +215,35 @@ class SocketTable:
 
         Raises:
             SourceError: the kernel's sockets cannot be read; the snapshot is then None.
+            ExhaustedError: the holders of new sockets cannot be looked up now.
         """
         self._round += 1
         try:
             sockets = self._diag.sockets()
-            closed = list(self._diag.closed())
+            self._ended.extend(self._diag.closed())
         except Exception:
             self.snapshot = None
             raise
         own_port = self._own_port().to_bytes(2, "big")
-        sockets = [sock for sock in sockets if not _scrape(sock, own_port)]
-        closed = [sock for sock in closed if not _scrape(sock, own_port)]
+        # Nearly all sockets have another port: the quick question comes first.
+        sockets = [s for s in sockets if own_port not in s[2] or not _scrape(s, own_port)]
         # The kernel tells as much of one socket as of another.
         self._info_length = next(
-            (len(sock.info) for sock in (*sockets, *closed) if sock.info), self._info_length
+            (len(sock.info) for sock in (*sockets, *self._ended) if sock.info), self._info_length
         )
         self._doubt()
-        self._follow(sockets)
+        connections = self._follow(sockets)
         self._resolve()
-        for sock in closed:
-            self._close(sock)
+        while self._ended:
+            sock = self._ended.popleft()
+            if not _scrape(sock, own_port):
+                self._close(sock)
         self._forget()
         for ledger in self._ledgers.values():
             if self._round % HALVING == 0:
                 ledger.fade()
             ledger.promote()
-        self.snapshot = self._snapshot(sockets)
+        self.snapshot = self._snapshot(sockets, connections)
 
     def _doubt(self) -> None:
         if self._walked is not self._view():
@@ -286,32 +252,38 @@ class SocketTable:
                 if connection.owner is None:
                     connection.resolved = False
 
-    def _follow(self, sockets: Iterable[TcpSocket]) -> None:
+    def _follow(self, sockets: Iterable[TcpSocket]) -> list[_Connection]:
+        """Counts what each socket did since the round before; returns their connections."""
+        connections: list[_Connection] = []
+        grown_by: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        known, now = self._open, self._round
+        # Ten thousand times twice a second: fields are taken apart once.
         for sock in sockets:
-            connection = self._open.get(sock.cookie)
+            _, state, ports, _, remote, cookie, _, _, inode, info = sock
+            connection = known.get(cookie)
             if connection is None:
-                connection = self._missing.pop(sock.cookie, None) or _Connection(sock)
-                self._open[sock.cookie] = connection
-            connection.seen = self._round
-            if sock.remote != connection.remote or sock.ports != connection.ports:
+                connection = self._missing.pop(cookie, None) or _Connection(sock)
+                known[cookie] = connection
+            connections.append(connection)
+            connection.seen = now
+            if remote != connection.remote or ports != connection.ports:
                 connection.meet(sock)
-            if sock.inode:
-                connection.inode = sock.inode
-            if sock.state != LISTEN:
-                self._count(connection, sock.info)
-
-    def _count(self, connection: _Connection, info: bytes) -> None:
-        raw = counter_bytes(info)
-        if raw == connection.raw:
-            return
-        connection.raw = raw
-        now = counters(info)
-        grown = growth(now, connection.counted)
-        connection.counted = now
-        if connection.owner is None:
-            connection.pending = plus(connection.pending, grown)
-        else:
-            self._ledger(connection.owner).add(connection.peer, grown)
+            if inode:
+                connection.inode = inode
+            if state != LISTEN:
+                counted = vector(info)
+                if counted != connection.counted:
+                    grown = growth(counted, connection.counted or 0)
+                    connection.counted = counted
+                    if connection.owner is None:
+                        connection.pending += grown
+                    else:
+                        grown_by[connection.owner][connection.peer] += grown
+        for owner, peers in grown_by.items():
+            ledger = self._ledger(owner)
+            for peer, grown in peers.items():
+                ledger.add(peer, grown)
+        return connections
 
     def _resolve(self) -> None:
         view = self._view()
@@ -344,9 +316,9 @@ class SocketTable:
 
     def _own(self, connection: _Connection, owner: str | None) -> None:
         connection.owner, connection.resolved = owner, True
-        if owner is not None and connection.pending is not ZERO:
+        if owner is not None and connection.pending:
             self._ledger(owner).add(connection.peer, connection.pending)
-            connection.pending = ZERO
+            connection.pending = 0
 
     def _ledger(self, owner: str) -> _Ledger:
         ledger = self._ledgers.get(owner)
@@ -356,18 +328,21 @@ class SocketTable:
 
     def _close(self, sock: TcpSocket) -> None:
         known = self._open.pop(sock.cookie, None) or self._missing.pop(sock.cookie, None)
-        final = any(counters(sock.info))
-        if not final and (known is None or not known.raw):
+        final = vector(sock.info)
+        if not final and (known is None or known.counted is None):
             return
         connection = known or _Connection(sock)
+        connection.closed = True
         if final:  # none are left of one that the process itself reset
-            self._count(connection, sock.info)
+            connection.pending += growth(final, connection.counted or 0)
+            if connection.resolved:
+                self._own(connection, connection.owner)
         if not connection.resolved:
             # Shorter than a round: nobody saw who held it, so it is the pod's.
             self._own(connection, self._unheld)
         if connection.owner is not None and not connection.missed:
             ledger = self._ledger(connection.owner)
-            ledger.closed_read += final
+            ledger.closed_read += bool(final)
             ledger.closed_unread += not final
 
     def _forget(self) -> None:
@@ -376,7 +351,11 @@ class SocketTable:
             connection = self._open.pop(cookie)
             if not connection.resolved:
                 self._own(connection, self._unheld)
-            if connection.owner is not None and connection.raw and not connection.missed:
+            if (
+                connection.owner is not None
+                and connection.counted is not None
+                and not connection.missed
+            ):
                 self._ledger(connection.owner).closed_unread += 1
             connection.missed = True
             self._missing[cookie] = connection
@@ -386,22 +365,19 @@ class SocketTable:
         for name in self._ledgers.keys() - ranks - {""}:
             del self._ledgers[name]
 
-    def _snapshot(self, sockets: Iterable[TcpSocket]) -> SocketSnapshot:
+    def _snapshot(
+        self, sockets: Sequence[TcpSocket], connections: Iterable[_Connection]
+    ) -> SocketSnapshot:
         send_queue = 0
         rank_of: dict[bytes, str] = {}
-        gauges: dict[str, _Gauges] = {}
-        for sock in sockets:
+        gauges: dict[str, _Gauges] = defaultdict(_Gauges)
+        for sock, connection in zip(sockets, connections, strict=True):
             if sock.state != LISTEN:
                 send_queue += sock.send_queue
-            connection = self._open.get(sock.cookie)
-            owner = connection.owner if connection is not None else None
-            if connection is None or owner is None:
-                continue  # closed since, or not the pod's
-            rank_of[connection.key] = owner
-            summed = gauges.get(owner)
-            if summed is None:
-                summed = gauges[owner] = _Gauges()
-            summed.add(sock, connection.peer)
+            owner = connection.owner
+            if owner is not None and not connection.closed:
+                rank_of[connection.key] = owner
+                gauges[owner].add(sock, connection.peer)
         names = gauges.keys() | self._ledgers.keys()
         return SocketSnapshot(
             send_queue=send_queue,
@@ -416,75 +392,50 @@ class SocketTable:
         )
 
 
-class _Rtts:
-    """Smoothed round-trip times in microseconds."""
-
-    __slots__ = ("count", "largest", "total")
-
-    def __init__(self) -> None:
-        self.count = self.total = self.largest = 0
-
-    def add(self, rtt: int) -> None:
-        self.count += 1
-        self.total += rtt
-        self.largest = max(self.largest, rtt)
-
-    def mean(self) -> float | None:
-        return self.total / self.count / 1e6 if self.count else None
-
-
 class _Gauges:
     """Sums over one rank's open sockets."""
 
-    __slots__ = ("peer_rtts", "receive_queue", "send_queue", "states")
+    __slots__ = ("receive_queue", "rtts", "send_queue", "states")
 
     def __init__(self) -> None:
         self.send_queue = 0
         self.receive_queue = 0
-        self.states: dict[int, int] = {}
-        self.peer_rtts: dict[str, _Rtts] = {}
+        self.states: dict[int, int] = defaultdict(int)
+        self.rtts: dict[str, list[int]] = defaultdict(list)
+        """Smoothed round-trip times in microseconds, by peer."""
 
     def add(self, sock: TcpSocket, peer: str) -> None:
-        state = sock.state
-        self.states[state] = self.states.get(state, 0) + 1
+        _, state, _, _, _, _, receive_queue, send_queue, _, info = sock
+        self.states[state] += 1
         if state == LISTEN:
             return
-        self.send_queue += sock.send_queue
-        self.receive_queue += sock.receive_queue
-        rtt = smoothed_rtt(sock.info)
+        self.send_queue += send_queue
+        self.receive_queue += receive_queue
+        rtt = smoothed_rtt(info)
         if rtt:
-            rtts = self.peer_rtts.get(peer)
-            if rtts is None:
-                rtts = self.peer_rtts[peer] = _Rtts()
-            rtts.add(rtt)
-
-    def _rtts(self, peers: Iterable[str]) -> _Rtts:
-        summed = _Rtts()
-        for peer in peers:
-            rtts = self.peer_rtts.get(peer)
-            if rtts is not None:
-                summed.count += rtts.count
-                summed.total += rtts.total
-                summed.largest = max(summed.largest, rtts.largest)
-        return summed
+            self.rtts[peer].append(rtt)
 
     def with_ledger(self, ledger: _Ledger) -> RankSockets:
         peers = {
-            peer: PeerSockets(totals, self._rtts([peer]).mean())
+            peer: PeerSockets(unpack(totals), _mean(self.rtts.get(peer, ())))
             for peer, totals in ledger.peers.items()
         }
-        if any(ledger.other):
-            rest = self._rtts(self.peer_rtts.keys() - peers.keys())
-            peers[OTHER] = PeerSockets(ledger.other, rest.mean())
-        rtts = self._rtts(self.peer_rtts)
+        if ledger.other:
+            rest = [self.rtts[peer] for peer in self.rtts.keys() - peers.keys()]
+            peers[OTHER] = PeerSockets(unpack(ledger.other), _mean([*chain(*rest)]))
+        rtts = [*chain(*self.rtts.values())]
         return RankSockets(
-            totals=ledger.totals,
+            totals=unpack(ledger.other + sum(ledger.peers.values())),
             closed_read=ledger.closed_read,
             closed_unread=ledger.closed_unread,
             send_queue=self.send_queue,
             receive_queue=self.receive_queue,
             states={STATES.get(state, "unknown"): n for state, n in self.states.items()},
-            smoothed_rtt_mean=rtts.mean(),
-            smoothed_rtt_max=rtts.largest / 1e6 if rtts.count else None,
+            smoothed_rtt_mean=_mean(rtts),
+            smoothed_rtt_max=max(rtts) / 1e6 if rtts else None,
             peers=peers,
         )
+
+
+def _mean(rtts: Sequence[int]) -> float | None:
+    return sum(rtts) / len(rtts) / 1e6 if rtts else None

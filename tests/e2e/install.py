@@ -126,10 +126,6 @@ class Install:
         """Return how many reviews all replicas have answered."""
         return self.count("kitty_webhook_requests_total")
 
-    def repeated(self) -> int:
-        """Return how many of them were of pods that had their sidecar already."""
-        return self.count("kitty_webhook_skipped_total", reason="already-injected")
-
     def certificate_expiries(self) -> list[float]:
         """Return when the certificate of each replica expires."""
         wanted = "kitty_webhook_certificate_expiry_timestamp_seconds"

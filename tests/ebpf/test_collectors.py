@@ -78,6 +78,9 @@ def test_two_ranks_and_all_rows(load: loader.Loader, sandbox: Sandbox) -> None:
             assert len(buckets) == 12
             assert buckets == sorted(buckets)
     assert page.values("sys_oom_kill_event_total", node="n1", job="j") == [0]
+    both = sum(page.values("kitty_tcp_peer_rtt_seconds_count", peer="127.0.0.1"))
+    name = "kitty_pod_peer_rtt_seconds_count"
+    sandbox.until(lambda: sandbox.scrape().values(name, peer="127.0.0.1") >= [both])
 
 
 def test_ranks_do_not_mix(load: loader.Loader, sandbox: Sandbox) -> None:

@@ -36,6 +36,12 @@ def test_an_entry_that_started_anew_counts_from_zero() -> None:
     assert lanes.unpack(ledger.grown(b"k", packed([2, 20, 1, 1])), 4) == (2, 20, 1, 1)
 
 
+def test_an_entry_that_started_anew_with_as_many_samples_counts_from_zero() -> None:
+    ledger = lanes.Ledger()
+    ledger.grown(b"k", packed([1, 300, 0, 1]))
+    assert lanes.unpack(ledger.grown(b"k", packed([1, 200, 1, 0])), 4) == (1, 200, 1, 0)
+
+
 def test_idle_keys_are_forgotten() -> None:
     ledger = lanes.Ledger()
     for turn in range(5):

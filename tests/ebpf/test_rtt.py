@@ -1,6 +1,7 @@
 """Round-trip times by each hook that this kernel has, on real connections."""
 
 import os
+import resource
 import socket
 import threading
 import time
@@ -15,10 +16,12 @@ from sidecar.ebpf.selection import SILENT_DUMPS, HookSelection
 from sidecar.sources.cgroup_mounts import CgroupFS
 from sidecar.sources.procfs import ProcFS
 from sidecar.sources.sockdiag import LISTEN, SockDiag
-from sidecar.sources.sockets import RankSockets, SocketSnapshot
+from sidecar.sources.sockets import ZERO, RankSockets, SocketSnapshot
 from tests.sidecar.sandbox import Sandbox, inside
 
 EXCHANGES = 50
+CELLS = 4096
+"""That the kernel's map holds."""
 FAMILIES = {
     "IPv4": (socket.AF_INET, "127.0.0.1", socket.AF_INET, "127.0.0.1"),
     "IPv6": (socket.AF_INET6, "::1", socket.AF_INET6, "::1"),
@@ -250,7 +253,7 @@ def test_a_hook_that_delivers_nothing_gives_way(load: loader.Loader, sandbox: Sa
     sent = 0
 
     def snapshot() -> SocketSnapshot:
-        ranks = {"0": RankSockets(totals=(0, sent, 0, 0, 0, 0, 0, 0))}
+        ranks = {"0": RankSockets(totals=ZERO._replace(delivered_bytes=sent))}
         return SocketSnapshot(send_queue=0, ranks=ranks, rank_of={}, info_length=224)
 
     selection = HookSelection(Later(), hook="auto", cgroups=own_cgroup, snapshot=snapshot)
@@ -303,3 +306,35 @@ def test_lanes_of_samples_do_not_touch() -> None:
     samples = rtt.Samples.unpack(vector)
     assert (samples.count, samples.slots[0], samples.slots[1], samples.slots[-1]) == (4, 2, 1, 1)
     assert lanes.first(vector) == 4
+
+
+def test_more_connections_than_the_map_holds(load: loader.Loader, sandbox: Sandbox) -> None:
+    """A cell that made room and came back counts from zero, not from what it had before."""
+    result = load.load(rtt.candidates(scope(sandbox), hook="tcp_probe"))[0]
+    if isinstance(result, loader.Refused):
+        pytest.skip(f"not on this kernel: {result.detail}")
+    probe = rtt.KernelProbe(result)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+
+    def connect() -> list[tuple[socket.socket, socket.socket]]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return [
+                (socket.create_connection(server.getsockname()), server.accept()[0])
+                for _ in range(CELLS // 2 + 300)  # both ends of each have a cell
+            ]
+
+    pairs = inside(sandbox.init, connect)
+    for turn in range(4):
+        for near, far in pairs:
+            for end, other in ((near, far), (far, near)) * (1 + turn % 2):
+                end.sendall(b"x")
+                other.recv(1)
+        for _, growth in probe.read():
+            samples = rtt.Samples.unpack(growth)
+            assert 1 <= samples.count == sum(samples.slots) <= 8
+    for pair in pairs:
+        for end in pair:
+            end.close()
+    probe.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

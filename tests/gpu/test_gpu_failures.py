@@ -143,12 +143,26 @@ def test_a_node_without_a_gpu(
     assert log.count("gpu: off") == 1
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        ("", "/run/nvidia/driver/usr/lib/x86_64-linux-gnu"),
+        ("", "/run/nvidia/driver/usr/lib64"),
+        ("/run/vendor", "/run/vendor/lib64"),
+        ("/run/vendor/", "/run/vendor/usr/lib/x86_64-linux-gnu"),
+        ("/run/vendor", "/run/vendor"),
+    ],
+)
 def test_the_library_of_a_mounted_driver_root(
-    pod: Pod, scenario: Callable[[str], Scenario], library: Path, tmp_path: Path
+    pod: Pod,
+    scenario: Callable[[str], Scenario],
+    library: Path,
+    tmp_path: Path,
+    where: tuple[str, str],
 ) -> None:
-    """Where the loader does not know it, the places of GPU operators are searched."""
+    """Where the loader does not know it, the root that was told and the usual ones are searched."""
+    root, place = where
     # Inside the pod only: the folder is the mount of a driver root.
-    place = "/run/nvidia/driver/usr/lib/x86_64-linux-gnu"
     pod.run("mount", "-t", "tmpfs", "tmpfs", "/run")
     pod.run("mkdir", "-p", place)
     copied = tmp_path / "copy"
@@ -156,9 +170,10 @@ def test_the_library_of_a_mounted_driver_root(
     pod.run("cp", str(copied), f"{place}/libnvidia-ml.so.1")
     gpus = scenario("h100x8")
     pod.trainer("nvidia7", RANK="0", NVIDIA_VISIBLE_DEVICES="0")
-    agent = pod.agent(gpus, shipped=True, library=tmp_path / "nowhere" / "x")
+    nowhere = tmp_path / "nowhere" / "x"
+    agent = pod.agent(gpus, shipped=True, library=nowhere, KITTY_DRIVER_ROOT=root)
     agent.until(lambda p: p.gpus() == {"0"})
-    assert place in agent.log.read_text()
+    assert f"gpu: NVML from {place}/libnvidia-ml.so.1" in agent.log.read_text()
 
 
 def test_a_process_list_of_another_driver(pod: Pod, scenario: Callable[[str], Scenario]) -> None:

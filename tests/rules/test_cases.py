@@ -107,9 +107,27 @@ def test_a_hot_gpu(programs: Path, tmp_path: Path) -> None:
 def test_waiting_for_storage(programs: Path, tmp_path: Path) -> None:
     job = Job(4)
     for rank in range(4):
-        job.put(rank, "proc_state", constant(0), 'state="D"')
-        job.put(rank, "kitty_rank_workers", constant(2 if rank == 0 else 0), 'state="D"')
+        job.put(rank, "kitty_rank_wait_seconds_total", growing(0.1), 'on="device"')
+        waits = 1.8 if rank == 0 else 0.3
+        job.put(rank, "kitty_rank_worker_device_wait_seconds_total", growing(waits))
     said(programs, tmp_path, job, job.verdict(0, "input"))
+
+
+def test_waiting_for_a_loader(programs: Path, tmp_path: Path) -> None:
+    job = Job(4)
+    for rank in range(4):
+        waits = 0.8 if rank == 3 else 0.05
+        job.put(rank, "kitty_rank_wait_seconds_total", growing(waits), 'on="pipe"')
+    said(programs, tmp_path, job, job.verdict(3, "input"))
+
+
+def test_a_pause_of_a_tenth_of_the_time(programs: Path, tmp_path: Path) -> None:
+    """What scrapes see of the state is chance; the sidecar looks ten times a second."""
+    job = Job(4)
+    for rank in range(4):
+        stopped = 0.1 if rank == 2 else 0
+        job.put(rank, "kitty_rank_wait_seconds_total", growing(stopped), 'on="stopped"')
+    said(programs, tmp_path, job, job.verdict(2, "paused"))
 
 
 def test_a_local_cause_explains_its_pods_network(programs: Path, tmp_path: Path) -> None:

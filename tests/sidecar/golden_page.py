@@ -11,8 +11,6 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, generate_latest
-
 from sidecar.collectors.anomaly import AnomalyCollector, Figure
 from sidecar.collectors.base import Collector
 from sidecar.collectors.cgroup import CgroupCollector
@@ -26,6 +24,7 @@ from sidecar.collectors.rdma import RdmaCollector
 from sidecar.collectors.system import SystemCollector
 from sidecar.collectors.waiting import WaitingCollector
 from sidecar.config import Config
+from sidecar.exposition import text
 from sidecar.guard import Guard
 from sidecar.pod import Pod
 from sidecar.sampler import Rounds
@@ -162,7 +161,7 @@ def page(folder: Path, *, spoil: Callable[[Path], None] = lambda proc: None) -> 
         NetCollector(pod_, None, proc=proc),
         SystemCollector(pod_, SystemFS(proc), proc=proc),
         ProcessCollector(pod_, descriptors, proc=proc),
-        RankCollector(pod_, trees, maps),
+        RankCollector(pod_, trees, maps, clock=lambda: 1.0),
         MatrixCollector(
             pod_,
             round_trips=lambda: {"0": {"10.0.0.2": (40, 0.08)}, "1": {"10.0.0.2": (10, 0.02)}},
@@ -198,9 +197,7 @@ def page(folder: Path, *, spoil: Callable[[Path], None] = lambda proc: None) -> 
                 io=(1 << 16, 1 << 13, 0),
                 cgroup=f"0::{CONTAINER}\n",
             )
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Guard(rounds, job=lambda: pod_.view.job))
-    return generate_latest(registry).decode()
+    return text(Guard(rounds, job=lambda: pod_.view.job).collect())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 
+from sidecar.exposition import text
 from sidecar.guard import OWNERS, SERIES_A_GPU, SERIES_A_POD, SERIES_A_RANK, Guard
 from sidecar.sampler import Rounds
 
@@ -39,23 +40,21 @@ def page(*collectors: Fixed, run: bool = True) -> str:
     if run:
         for one in rounds:
             one.run()
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Guard(rounds, job=lambda: "llm"))
-    return generate_latest(registry).decode()
+    return text(Guard(rounds, job=lambda: "llm").collect())
 
 
 def test_a_raising_collector_leaves_the_others_and_is_counted() -> None:
-    text = page(Fixed("bad", gauge("a_gauge"), KeyError("bug")), Fixed("good", gauge("b_gauge")))
-    assert "a_gauge" not in text, "half a collector's families would look like the whole"
-    assert 'b_gauge{n="0"} 0.0' in text
-    assert 'kitty_collector_errors_total{collector="bad",job="llm"} 1.0' in text
-    assert 'kitty_collector_errors_total{collector="good",job="llm"} 0.0' in text
+    served = page(Fixed("bad", gauge("a_gauge"), KeyError("bug")), Fixed("good", gauge("b_gauge")))
+    assert "a_gauge" not in served, "half a collector's families would look like the whole"
+    assert 'b_gauge{n="0"} 0.0' in served
+    assert 'kitty_collector_errors_total{collector="bad",job="llm"} 1.0' in served
+    assert 'kitty_collector_errors_total{collector="good",job="llm"} 0.0' in served
 
 
 def test_nothing_is_served_of_a_collector_that_is_down() -> None:
-    text = page(Fixed("late", gauge("a_gauge")), run=False)
-    assert "a_gauge" not in text
-    assert 'kitty_collector_up{collector="late",job="llm",reason="starting"} 0.0' in text
+    served = page(Fixed("late", gauge("a_gauge")), run=False)
+    assert "a_gauge" not in served
+    assert 'kitty_collector_up{collector="late",job="llm",reason="starting"} 0.0' in served
 
 
 def test_up_has_no_reason() -> None:
@@ -75,33 +74,33 @@ def test_up_has_no_reason() -> None:
 def test_series_are_bounded_and_the_dropped_ones_counted(
     labels: dict[str, str], bound: int
 ) -> None:
-    text = page(Fixed("c", gauge("full", bound, **labels), gauge("over", 5, **labels)))
-    assert text.count("\nfull{") == bound
-    assert "over{" not in text
-    assert 'kitty_series_dropped_total{collector="c",job="llm"} 5.0' in text
+    served = page(Fixed("c", gauge("full", bound, **labels), gauge("over", 5, **labels)))
+    assert served.count("\nfull{") == bound
+    assert "over{" not in served
+    assert 'kitty_series_dropped_total{collector="c",job="llm"} 5.0' in served
 
 
 def test_one_rank_that_has_too_many_leaves_the_others() -> None:
-    text = page(
+    served = page(
         Fixed("a", gauge("full", SERIES_A_RANK, rank="0")),
         Fixed("b", gauge("next", 1, rank="0")),
         Fixed("c", gauge("other", 1, rank="1")),
     )
-    assert "next{" not in text
-    assert 'other{n="0",rank="1"}' in text
+    assert "next{" not in served
+    assert 'other{n="0",rank="1"}' in served
 
 
 def test_a_histogram_is_dropped_whole() -> None:
     histogram = HistogramMetricFamily("h_seconds", "text", labels=["rank"])
     histogram.add_metric(["0"], [("1", 1), ("+Inf", 2)], 3)
-    text = page(Fixed("c", gauge("full", SERIES_A_RANK - 2, rank="0"), histogram))
-    assert "h_seconds" not in text
+    served = page(Fixed("c", gauge("full", SERIES_A_RANK - 2, rank="0"), histogram))
+    assert "h_seconds" not in served
 
 
 def test_a_hostile_label_is_escaped() -> None:
-    text = page(Fixed("c", gauge("a_gauge", 1, comm='x"} 1\nforged 2\\')))
-    assert "\nforged" not in text
-    assert r'comm="x\"} 1\nforged 2\\"' in text
+    served = page(Fixed("c", gauge("a_gauge", 1, comm='x"} 1\nforged 2\\')))
+    assert "\nforged" not in served
+    assert r'comm="x\"} 1\nforged 2\\"' in served
 
 
 def test_what_a_collector_left_out_itself_is_counted_too() -> None:
@@ -114,24 +113,24 @@ def test_a_sample_with_the_labels_of_another_is_left_out() -> None:
     """Prometheus refuses the second one, with a warning at every scrape."""
     twice = gauge("a_gauge", 2, x="y")
     twice.add_metric(["y", "0"], 9)
-    text = page(Fixed("c", twice))
-    assert [line for line in text.splitlines() if line.startswith("a_gauge")] == [
+    served = page(Fixed("c", twice))
+    assert [line for line in served.splitlines() if line.startswith("a_gauge")] == [
         'a_gauge{n="0",x="y"} 0.0',
         'a_gauge{n="1",x="y"} 1.0',
     ]
-    assert 'kitty_series_dropped_total{collector="c",job="llm"} 1.0' in text
+    assert 'kitty_series_dropped_total{collector="c",job="llm"} 1.0' in served
 
 
 def test_a_family_is_served_once() -> None:
-    text = page(Fixed("a", gauge("a_gauge", 1)), Fixed("b", gauge("a_gauge", 2)))
-    assert text.count("# TYPE a_gauge") == 1
-    assert 'kitty_series_dropped_total{collector="b",job="llm"} 2.0' in text
+    served = page(Fixed("a", gauge("a_gauge", 1)), Fixed("b", gauge("a_gauge", 2)))
+    assert served.count("# TYPE a_gauge") == 1
+    assert 'kitty_series_dropped_total{collector="b",job="llm"} 2.0' in served
 
 
 def test_ranks_without_end_are_bounded() -> None:
     family = GaugeMetricFamily("a_gauge", "text", labels=["rank"])
     for rank in range(OWNERS + 30):
         family.add_metric([str(rank)], 1)
-    text = page(Fixed("c", family))
-    assert text.count("\na_gauge{") == OWNERS
-    assert 'kitty_series_dropped_total{collector="c",job="llm"} 30.0' in text
+    served = page(Fixed("c", family))
+    assert served.count("\na_gauge{") == OWNERS
+    assert 'kitty_series_dropped_total{collector="c",job="llm"} 30.0' in served

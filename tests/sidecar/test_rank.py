@@ -44,7 +44,7 @@ class Ranks:
             sys=str(self.fixture.sys),
             clock=lambda: self.now,
         )
-        self.collector = RankCollector(self.pod, self.trees, self.maps)
+        self.collector = RankCollector(self.pod, self.trees, self.maps, clock=lambda: self.now)
 
     def process(self, pid: int, **options: Any) -> None:
         """Writes a process of rank 3: the head, or one below it."""
@@ -204,7 +204,7 @@ def test_waiting_that_the_kernel_does_not_keep_is_absent(ranks: Ranks) -> None:
     write(ranks.fixture.proc / "sys/kernel/task_delayacct", "0\n")
     write(ranks.fixture.proc / f"{HEAD}/task/{HEAD}/schedstat", "0 0 0\n")
     page = ranks.sample()
-    assert not [name for name in page if "delay" in name or "wait" in name]
+    assert not [name for name in page if "delay" in name or "io_wait" in name]
 
 
 def test_many_threads_are_read_in_turns(ranks: Ranks) -> None:
@@ -295,3 +295,16 @@ def test_one_that_nobody_waits_for_does_not_make_the_others_count_twice(ranks: R
     for _ in range(4):
         page = ranks.sample()
     assert page[CPU] == 197 / TICKS
+
+
+def test_workers_that_wait_for_a_device_are_summed_over_time(ranks: Ranks) -> None:
+    name = "kitty_rank_worker_device_wait_seconds_total"
+    ranks.process(HEAD, state="D")
+    ranks.process(WORKER, state="D")
+    ranks.process(SECOND, state="D")
+    assert ranks.sample()[name] == 0
+    assert ranks.sample()[name] == pytest.approx(2)
+    ranks.process(SECOND, state="S")
+    assert ranks.sample()[name] == pytest.approx(3)
+    ranks.now += 60
+    assert ranks.sample()[name] == pytest.approx(3), "a gap in the looking is nobody's time"

@@ -67,7 +67,7 @@ class Sockets:
 
     def moved(self, total: int) -> None:
         """Lets the rank's connections have moved so many bytes."""
-        totals = (ZERO[0], total, *ZERO[2:])
+        totals = ZERO._replace(delivered_bytes=total)
         self.snapshot = SocketSnapshot(
             send_queue=0, ranks={"0": RankSockets(totals=totals)}, rank_of={}, info_length=232
         )

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 
 from sidecar.sources.sockdiag import SockDiag
-from sidecar.sources.sockets import growth, plus
+from sidecar.sources.tcp_counters import TcpCounters, growth, pack, unpack
 from tests.sidecar.sandbox import ROOT, Page, Sandbox, inside, parse
 
 SENDER = """
@@ -81,6 +81,8 @@ def test_only_the_rank_on_the_lossy_path_retransmits(sandbox: Sandbox) -> None:
     both = page.values("net_tcp_retransmits_total")
     assert len(both) == 2
     assert both[0] == both[1] == lossy + clean
+    name = "kitty_pod_peer_retransmitted_segments_total"
+    sandbox.until(lambda: sum(sandbox.scrape().values(name)) == lossy + clean)
 
 
 def test_what_a_closed_connection_counted_stays(sandbox: Sandbox) -> None:
@@ -308,18 +310,32 @@ def test_many_peers_keep_sixteen_series_and_nothing_is_lost(sandbox: Sandbox) ->
     assert sum(peers) == total
 
 
+def grown(new: tuple[int, ...], old: tuple[int, ...]) -> tuple[int, ...]:
+    return unpack(growth(pack(TcpCounters(*new)), pack(TcpCounters(*old))))
+
+
+def test_growth_is_counter_by_counter() -> None:
+    old = (1, 2, 3, 4, 5, 6, 7, 8)
+    for index in range(len(old)):
+        new = tuple(n + (1 << 31) - 1 if i == index else n for i, n in enumerate(old))
+        expected = tuple((1 << 31) - 1 if i == index else 0 for i in range(len(old)))
+        assert grown(new, old) == expected
+        assert sum(grown(new, new)) == 0
+
+
 def test_counters_of_32_bits_wrap() -> None:
     """A rank at 100 Gbit/s sends 2^32 segments in nine minutes."""
     old = (5, 100, 100, 2**32 - 10, 0, 0, 0, 0)
     new = (6, 200, 100, 20, 0, 0, 0, 0)
-    assert growth(new, old) == (1, 100, 0, 30, 0, 0, 0, 0)
-    assert plus(old, growth(new, old))[3] == 2**32 + 20
+    assert grown(new, old) == (1, 100, 0, 30, 0, 0, 0, 0)
+    total = sum(pack(TcpCounters(*counts)) for counts in (old, grown(new, old)))
+    assert unpack(total).sent_segments == 2**32 + 20
 
 
 def test_growth_of_a_socket_that_began_anew_is_all_it_has() -> None:
     old = (5, 100, 100, 2**20, 9, 9, 9, 9)
-    assert growth((0, 3, 0, 1, 0, 0, 0, 0), old) == (0, 3, 0, 1, 0, 0, 0, 0)
-    assert growth((0, 100, 100, 1, 9, 9, 9, 9), old) == (0, 100, 100, 1, 9, 9, 9, 9)
+    assert grown((0, 3, 0, 1, 0, 0, 0, 0), old) == (0, 3, 0, 1, 0, 0, 0, 0)
+    assert grown((0, 100, 100, 1, 9, 9, 9, 9), old) == (0, 100, 100, 1, 9, 9, 9, 9)
 
 
 STEPS = """

@@ -48,7 +48,10 @@ def test_scrapes_while_processes_are_forked_and_killed(sandbox: Sandbox) -> None
     assert storm.stdout is not None
     assert storm.stdout.readline() == "storm\n"
     agent = sandbox.sidecar()
-    sandbox.until(lambda: sandbox.scrape().values("kitty_rank_cpu_seconds_total", rank="0"))
+    # The storm itself takes a core: on a busy machine the agent starts late.
+    sandbox.until(
+        lambda: sandbox.scrape().values("kitty_rank_cpu_seconds_total", rank="0"), seconds=90
+    )
     pages: list[Page] = []
     with ThreadPoolExecutor(4) as pool:
         for status, text in pool.map(lambda _: sandbox.get("/metrics"), range(SCRAPES)):

@@ -72,6 +72,12 @@ def test_usage_errors_name_the_flag_and_what_it_may_hold(
         ("image: A//b", "an image such as"),
         ("cpu-limit: \u0662", "a CPU quantity"),
         ('sidecar-command: ["\\0"]', "a list of words"),
+        ("dcgm-exporter: node:9400", "an address as http://$(KITTY_HOST_IP):9400/metrics"),
+        ("dcgm-exporter: https://10.0.0.1:9400/metrics", "an address as http://"),
+        ("dcgm-exporter: http://", "an address as http://"),
+        ("dcgm-exporter: http://$(KITTY_NODE)/", "an address as http://"),
+        ("dcgm-exporter: http://10.0.0.1:99999/", "an address as http://"),
+        ("dcgm-exporter: http://[::1/", "an address as http://"),
         ("rtt-hook: none", "auto, tcp_rtt_estimator, tcp_ack_update_rtt, tcp_probe"),
         ("bind: 'a b'", "an IP address"),
         ("bind: here", "an IP address"),
@@ -101,6 +107,7 @@ def test_config_values() -> None:
         "image: mirror:5000/kitty-sidecar:1\nport: 9200\nnative-sidecar: true\n"
         "profile: capabilities\ndefault-level: baseline\naccelerators: [x.io/npu]\n"
         "collectors: net, proc\nsidecar-command: [kitty-sidecar]\ndriver-root:\n"
+        "dcgm-exporter: http://$(KITTY_HOST_IP):9400/metrics\n"
     )
     assert config == Config(
         image="mirror:5000/kitty-sidecar:1",
@@ -111,6 +118,7 @@ def test_config_values() -> None:
         accelerators=frozenset({"x.io/npu"}),
         collectors=("net", "proc"),
         sidecar_command=("kitty-sidecar",),
+        dcgm_exporter="http://$(KITTY_HOST_IP):9400/metrics",
     )
     assert parse_config("") == Config()
 

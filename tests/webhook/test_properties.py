@@ -169,6 +169,7 @@ configs = st.builds(
     profile=st.sampled_from(Profile),
     native_sidecar=one_of("auto", "true", "false"),
     driver_root=one_of(None, "/run/nvidia/driver"),
+    dcgm_exporter=one_of(None, "http://$(KITTY_HOST_IP):9400/metrics"),
 )
 oldest = one_of(None, (1, 27), (1, 28), (1, 29), (1, 34))
 
