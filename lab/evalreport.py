@@ -222,7 +222,7 @@ def said_wrongly(record: Record, result: Score) -> list[str]:
     return lines or ["Nothing."]
 
 
-WIDTH, LEFT, TOP, LINE = 720, 190, 30, 22
+WIDTH, LEFT, TOP, LINE = 780, 250, 30, 22
 COLOURS = {"right": "#2a7de1", "rank": "#e8a33d", "missed": "#c0392b"}
 
 
