@@ -183,6 +183,6 @@ def test_missing_tools_are_named_with_their_packages(root: None, tmp_path: Path)
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "kitty-lab: tc, nft, unshare, nsenter, taskset not found: "
+        "kitty-lab: tc, nft, unshare, nsenter, taskset, setpriv not found: "
         "install iproute2, nftables, util-linux\n"
     )
