@@ -37,7 +37,7 @@ def test_path(programs: Path, tmp_path: Path) -> None:
         "KittyPathSlow",
         "class=path pod=pod-0 peer_pod=pod-3 severity=info",
         "The way between pods pod-0 and pod-3 of job ns/job is slow or loses data; it cannot be "
-        "told which end is at fault (confidence 92.78%).",
+        "told which end is at fault (confidence 93.4%).",
         "Round trips between them take 50ms, and 0% of the segments are sent again.",
     )
 

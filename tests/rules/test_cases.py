@@ -13,7 +13,7 @@ LABEL_LOST = (
 )
 QUOTED = (
     'Rank 1 of job ns/a "7b" \\ run, pod pod-1 on node-1, is slow: network-latency, confidence '
-    "92.78%."
+    "93.4%."
 )
 FAR = (
     "Round trips with every pod that it exchanges data with take at least 50ms; the median of the "
@@ -54,6 +54,30 @@ def test_a_narrow_way_out_keeps_its_own_pod_busy(programs: Path, tmp_path: Path)
     job.slow_link(2)
     job.put(2, "kitty_tcp_busy_seconds_total", growing(0.95))
     said(programs, tmp_path, job, job.verdict(2, "network-throttle"))
+
+
+@pytest.mark.parametrize(("quick", "kind"), [(0.05, "network-throttle"), (0.0, "network-latency")])
+def test_a_narrow_way_in_both_directions_lets_some_round_trips_be_quick(
+    programs: Path, tmp_path: Path, quick: float, kind: str
+) -> None:
+    job = Job(4)
+    job.slow_link(2)
+    for rank in range(4):
+        job.put(rank, "kitty_tcp_busy_seconds_total", growing(0.9))
+        job.put(rank, "kitty_tcp_rtt_seconds_count", growing(60))
+        share = quick if rank == 2 else 1.0
+        job.put(rank, "kitty_tcp_rtt_seconds_bucket", growing(60 * share), 'le="0.004096"')
+    said(programs, tmp_path, job, job.verdict(2, kind))
+
+
+def test_the_first_class_said_is_kept(programs: Path, tmp_path: Path) -> None:
+    job = Job(4)
+    job.slow_link(2)
+    job.put(2, "kitty_tcp_busy_seconds_total", turning(0.1, 0.95, 20))
+    expected = Expectations()
+    expected.only(60, job.verdict(2, "network-latency"))
+    expected.only(LATE, job.verdict(2, "network-latency"))
+    check(programs, tmp_path, job.series, expected)
 
 
 def test_one_hot_cell_is_a_path_and_names_no_rank(programs: Path, tmp_path: Path) -> None:

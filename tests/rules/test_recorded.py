@@ -17,21 +17,21 @@ DETECTED_S = 15
 CLEARED_S = 30
 SAID = {
     "latency": (
-        "network-latency, confidence 92.9%.",
+        "network-latency, confidence 93.44%.",
         (
             "Round trips with every pod that it exchanges data with take at least 54.56ms; the "
             "median of the job's pods is 2.431ms."
         ),
     ),
     "loss": (
-        "network-loss, confidence 87.81%.",
+        "network-loss, confidence 90.31%.",
         (
             "Of the segments exchanged with every peer at least 3.193% are sent again; the median "
             "of the job's pods is 0.1168%."
         ),
     ),
     "throttle": (
-        "network-throttle, confidence 89.93%.",
+        "network-throttle, confidence 91.56%.",
         (
             "What it sends queues up: round trips take at least 9.902ms (the median of the job's "
             "pods is 204.5us), it is busy sending 100.1% of the time (those that send to it 6.4%), "
