@@ -25,7 +25,7 @@ from lab.faults import KINDS
 from lab.job import SYSTEM_PYTHON, WORKLOADS
 from lab.judge import INTERVAL_S, Said, find_programs, heartbeats, judging, verdicts
 from lab.prometheus import Prometheus
-from lab.scoring import EXPECTED, Score, Session, Trial, middle, score
+from lab.scoring import EXPECTED, Score, Session, Trial, middle, score, up_to
 from lab.story import Display, Story, StoryError
 
 WORLD = 4
@@ -338,6 +338,7 @@ class Evaluation:
         self._programs = programs
         self._deadline = deadline
         self._loads: list[float] = []
+        self._begun: float | None = None  # of a fault that has not ended
 
     def run(self) -> None:
         """Make the trials that are left; a job that dies is started anew.
@@ -394,6 +395,7 @@ class Evaluation:
         except ToolError as error:
             self._display.say(f"{planned.fault} cannot be made here: {error}")
             self._record.failures.append((planned, str(error)))
+            self._begun = None
 
     def _trial(self, story: Story, planned: Planned, trials: list[Trial]) -> None:
         kind, level, plan = KINDS[planned.fault], level_of(planned), self._record.plan
@@ -403,7 +405,7 @@ class Evaluation:
         if level.of_step:
             strength = round(strength * 1000 * (before or 0.25), 1)
         text = f"{kind.name} {strength:g} {kind.unit} ({level.name}) at rank {planned.rank}"
-        begin = time.time()
+        begin = self._begun = time.time()
         with kind.inject(story.cluster, story.pods[planned.rank], strength):
             self._display.mark(f"fault on: {text}")
             self._wait(story, plan.fault_s)
@@ -422,15 +424,17 @@ class Evaluation:
                 step_during=story.step_time(begin, end),
             )
         )
+        self._begun = None
 
     def _keep(self, server: Prometheus, trials: Sequence[Trial]) -> None:
-        session, now = self._record.sessions[-1], time.time()
-        back = now - session.start + SLACK_S
+        # What an unfinished fault made the rules say is neither right nor false.
+        session, now = self._record.sessions[-1], self._begun or time.time()
+        back = time.time() - session.start + SLACK_S
         self._record.sessions[-1] = replace(
             session,
             end=now,
             trials=trials,
-            said=verdicts(server, back),
+            said=up_to(now, verdicts(server, back)),
             heartbeats=heartbeats(server, back),
         )
         self._loads.append(os.getloadavg()[0])

@@ -6,7 +6,7 @@ an episode is right or wrong as a whole. Times are seconds since the epoch.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from lab.judge import Said
@@ -207,6 +207,15 @@ def harmonic(left: float | None, right: float | None) -> float | None:
 def middle(values: Sequence[float]) -> float | None:
     """Return the median; None of none."""
     return median(values) if values else None
+
+
+def up_to(end: float, said: Iterable[Said]) -> list[Said]:
+    """Return what was said by a time."""
+    cut = (
+        replace(series, samples=tuple((when, v) for when, v in series.samples if when <= end))
+        for series in said
+    )
+    return [series for series in cut if series.samples]
 
 
 def episodes(said: Iterable[Said], interval: float) -> list[Episode]:

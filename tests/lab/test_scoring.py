@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from lab.judge import Said
-from lab.scoring import NO_DATA, NOTHING, WRONG_RANK, Score, Session, Trial, episodes, score
+from lab.scoring import NO_DATA, NOTHING, WRONG_RANK, Score, Session, Trial, episodes, score, up_to
 
 INTERVAL, ALLOWANCE, END = 5.0, 30.0, 300.0
 
@@ -157,3 +157,8 @@ def test_sessions_add_up() -> None:
     result = score([one, two], interval=INTERVAL, allowance=ALLOWANCE)
     assert result.healthy_s == 100 + 230
     assert result.false_healthy() == 1
+
+
+def test_what_was_said_after_a_time_is_left_out() -> None:
+    told = [said("1", "cpu", (20, 40)), said("2", "cpu", (50, 60))]
+    assert up_to(30, told) == [said("1", "cpu", (20, 30))]
