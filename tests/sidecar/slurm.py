@@ -72,7 +72,7 @@ class Slurm:
             "TZ": "UTC",
         }
         probe = subprocess.run(
-            [self.program("sbin/slurmctld-wlm"), "-V"],
+            [self.program("sbin/slurmctld"), "-V"],
             env=self.env,
             capture_output=True,
             text=True,
@@ -81,9 +81,9 @@ class Slurm:
         if probe.returncode != 0:
             pytest.skip(f"Slurm does not run here: {probe.stderr.strip()}")
         sandbox.run("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
-        stepd = self.program("sbin/slurmstepd-wlm")
+        stepd = self.program("sbin/slurmstepd")
         for name, extra in (("slurmctld", ""), ("slurmd", f"-d {stepd}")):
-            daemon = self.program(f"sbin/{name}-wlm")
+            daemon = self.program(f"sbin/{name}")
             sandbox.start(
                 *("unshare", "--uts", "sh", "-c"),
                 f"hostname {NODE} && exec {daemon} -D {extra}",
@@ -94,8 +94,9 @@ class Slurm:
         sandbox.until(lambda: self.ask("sinfo", "-h", "-o", "%T") == "idle")
 
     def program(self, name: str) -> str:
-        """The path of one of Slurm's programs, below usr."""
-        return str(self.unpacked / "usr" / name)
+        """The path of one of Slurm's programs, below usr; Debian 12 adds a suffix to daemons."""
+        path = self.unpacked / "usr" / name
+        return str(path if path.exists() else path.with_name(f"{path.name}-wlm"))
 
     def ask(self, name: str, *arguments: str, **env: str) -> str:
         """The output of one of Slurm's commands, empty while the cluster does not answer."""
