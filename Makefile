@@ -4,7 +4,7 @@ PYTHON ?= /usr/bin/python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv demo test lint unit bench lock deps clean images e2e
+.PHONY: help venv demo test lint unit eval bench lock deps clean images e2e
 
 help:  ## say what each target does
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ lint: venv  ## style, types, import contracts
 
 unit: venv
 	$(BIN)/python -m pytest --ignore=tests/e2e
+
+eval: venv  ## score the verdicts against known faults, each once (8 minutes, root)
+	$(BIN)/kitty-lab eval --quick
 
 images:  ## build both images with docker, podman or buildah, into build/images
 	tools/images

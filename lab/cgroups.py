@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lab.leftovers import remove_cgroup
 
-CONTROLLERS = frozenset({"cpu", "cpuacct", "memory"})
+CONTROLLERS = frozenset({"cpu", "cpuacct", "memory", "blkio", "io"})  # io is version 2's blkio
 CPU_PERIOD_US = 100_000
 
 
@@ -95,19 +95,44 @@ class Cgroup:
         """Return the files into which a process writes 0 to enter."""
         return [str(directory / "cgroup.procs") for directory in self.directories()]
 
-    def limit_cpu(self, cores: float) -> None:
-        """Bound processor time; no effect where the cpu controller is missing."""
-        quota = max(1000, int(cores * CPU_PERIOD_US))
-        self._write("cpu", "cpu.cfs_quota_us", str(quota), "cpu.max", f"{quota} {CPU_PERIOD_US}")
+    def has(self, controller: str) -> bool:
+        """Whether limits of a controller, by its name in version 1, take effect here."""
+        return any(self._offers(tree, controller) for tree in self._trees)
+
+    def limit_cpu(self, cores: float | None) -> None:
+        """Bound processor time, None lifts it; no effect where the cpu controller is missing."""
+        quota = None if cores is None else max(1000, int(cores * CPU_PERIOD_US))
+        self._write(
+            "cpu",
+            ("cpu.cfs_quota_us", "-1" if quota is None else str(quota)),
+            ("cpu.max", f"{quota or 'max'} {CPU_PERIOD_US}"),
+        )
 
     def limit_memory(self, size: int) -> None:
         """Bound memory in bytes; no effect where the memory controller is missing."""
-        self._write("memory", "memory.limit_in_bytes", str(size), "memory.max", str(size))
+        self._write("memory", ("memory.limit_in_bytes", str(size)), ("memory.max", str(size)))
 
-    def _write(self, controller: str, file1: str, value1: str, file2: str, value2: str) -> None:
+    def limit_reads(self, device: str, bytes_a_second: int | None) -> None:
+        """Bound what is read from a block device (``major:minor``); None lifts it.
+
+        It takes effect where the controller blkio (version 1) or io (version 2) is.
+        """
+        value = bytes_a_second or 0
+        self._write(
+            "blkio",
+            ("blkio.throttle.read_bps_device", f"{device} {value}"),
+            ("io.max", f"{device} rbps={value or 'max'}"),
+        )
+
+    @staticmethod
+    def _offers(tree: Hierarchy, controller: str) -> bool:
+        name = "io" if tree.version == 2 and controller == "blkio" else controller
+        return name in tree.controllers
+
+    def _write(self, controller: str, version1: tuple[str, str], version2: tuple[str, str]) -> None:
         for tree, directory in zip(self._trees, self.directories(), strict=True):
-            if controller in tree.controllers:
-                name, value = (file1, value1) if tree.version == 1 else (file2, value2)
+            if self._offers(tree, controller):
+                name, value = version1 if tree.version == 1 else version2
                 with suppress(FileNotFoundError):
                     (directory / name).write_text(value)
 

@@ -7,7 +7,7 @@ import subprocess
 TOOLS = {
     "iproute2": ("ip", "tc"),
     "nftables": ("nft",),
-    "util-linux": ("unshare", "nsenter", "taskset"),
+    "util-linux": ("unshare", "nsenter", "taskset", "setpriv"),
 }
 
 

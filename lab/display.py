@@ -1,5 +1,6 @@
 """How the story is told: a live table on a terminal, plain lines elsewhere."""
 
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -205,6 +206,21 @@ class Lines:
     def show(self, story: Story, window: Window) -> None:
         """Remember the table."""
         self._last = table(story, window)
+
+
+class Narration:
+    """Tells what happens on standard error."""
+
+    def say(self, text: str) -> None:
+        """Tell one event."""
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+    def mark(self, text: str) -> None:
+        """Tell the beginning or the end of a fault."""
+        self.say(text)
+
+    def show(self, story: Story, window: Window) -> None:
+        """Show nothing: Prometheus looks."""
 
 
 def stamped(start: float, text: str) -> str:

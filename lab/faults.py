@@ -6,6 +6,7 @@ the others alone. ``KINDS`` is the table of all.
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -14,11 +15,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.cgroups import Cgroup
 from lab.cluster import Cluster, Pod
 from lab.commands import ToolError, run
 from lab.network import BRIDGE, MTU, wait_until_up
+from lab.podspec import quantity
+from lab.trainer import Settings
 
 NFT_TABLE = "kitty_lab"
+BATCH_BYTES = Settings.batch_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,12 +183,11 @@ def contention(_cluster: Cluster, pod: Pod, busy: float) -> Iterator[None]:
                 before = os.sched_getaffinity(thread)
                 os.sched_setaffinity(thread, {core})
                 stack.callback(_set_affinity, thread, before)
-        cgroup = pod.cgroup.child(f"container-{pod.workload()[0]}")
         for _ in range(round(busy)):
             hog = pod.sandbox.start(
                 ["taskset", "--cpu-list", str(core), "sh", "-c", "while :; do :; done"],
                 env=pod.helper_env,
-                cgroup=cgroup,
+                cgroup=training_cgroup(pod),
             )
             stack.callback(hog.wait, 2.0)
             stack.callback(hog.send, signal.SIGKILL)
@@ -195,27 +199,113 @@ def _set_affinity(thread: int, cores: set[int]) -> None:
         os.sched_setaffinity(thread, cores)
 
 
-def trainer_threads(pod: Pod) -> list[int]:
-    """Return the threads of the training containers and of all their descendants."""
+def training_cgroup(pod: Pod) -> Cgroup:
+    """Return the cgroup of the training container."""
+    return pod.cgroup.child(f"container-{pod.workload()[0]}")
+
+
+def trainer_processes(pod: Pod) -> list[int]:
+    """Return the processes of the training containers, launchers and loaders included."""
     waiting = [pod.containers[name].pid for name in pod.workload()]
-    threads = []
+    processes = []
     while waiting:
-        for task in Path(f"/proc/{waiting.pop()}/task").glob("[0-9]*"):
-            threads.append(int(task.name))
+        processes.append(waiting.pop())
+        for task in Path(f"/proc/{processes[-1]}/task").glob("[0-9]*"):
             with suppress(FileNotFoundError, ProcessLookupError):
                 waiting += [int(word) for word in (task / "children").read_text().split()]
-    return threads
+    return processes
+
+
+def trainer_threads(pod: Pod) -> list[int]:
+    """Return the threads of ``trainer_processes``."""
+    return [
+        int(task.name)
+        for process in trainer_processes(pod)
+        for task in Path(f"/proc/{process}/task").glob("[0-9]*")
+    ]
+
+
+@contextmanager
+def quota(_cluster: Cluster, pod: Pod, percent: float) -> Iterator[None]:
+    """Bound the training container's processor time to a share of one core.
+
+    Raises:
+        ToolError: No cgroup with the cpu controller can be written.
+    """
+    cgroup = training_cgroup(pod)
+    if not cgroup.has("cpu"):
+        raise ToolError("quota: no cgroup hierarchy with the cpu controller can be written here")
+    cgroup.limit_cpu(percent / 100)
+    try:
+        yield
+    finally:
+        cgroup.limit_cpu(_declared_cores(pod))
+
+
+def _declared_cores(pod: Pod) -> float | None:
+    (container,) = (c for c in pod.manifest["spec"]["containers"] if c["name"] == pod.workload()[0])
+    cores = container.get("resources", {}).get("limits", {}).get("cpu")
+    return None if cores is None else quantity(cores)
+
+
+@contextmanager
+def slow_input(_cluster: Cluster, pod: Pod, milliseconds: float) -> Iterator[None]:
+    """Bound what the training container reads from storage, so that a batch takes this long.
+
+    Raises:
+        ToolError: The batches are on no block device, or no cgroup with the block I/O controller
+            can be written.
+    """
+    cgroup = training_cgroup(pod)
+    if not cgroup.has("blkio"):
+        raise ToolError("slow-input: no cgroup hierarchy with the block I/O controller is here")
+    device = device_of_batches(pod)
+    cgroup.limit_reads(device, max(1, round(BATCH_BYTES * 1000 / milliseconds)))
+    try:
+        yield
+    finally:
+        cgroup.limit_reads(device, None)
+
+
+def device_of_batches(pod: Pod) -> str:
+    """Return major and minor number of the disk that a trainer's loader reads from.
+
+    A limit counts by disk: a partition stands for the disk it is on.
+
+    Raises:
+        ToolError: No process of the trainer holds a file on a block device.
+    """
+    for process in trainer_processes(pod):
+        with suppress(OSError):
+            for descriptor in Path(f"/proc/{process}/fd").iterdir():
+                status = descriptor.stat()
+                if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                    number = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+                    block = Path(f"/sys/dev/block/{number}")
+                    if (block / "partition").exists():
+                        return (block.resolve().parent / "dev").read_text().strip()
+                    if block.exists():
+                        return number
+    raise ToolError("slow-input: the trainer's batches are on no block device (TMPDIR)")
 
 
 @contextmanager
 def pause(_cluster: Cluster, pod: Pod, percent: float) -> Iterator[None]:
     """Stop the trainer's processes for this share of every second."""
     trainers = [pod.containers[name] for name in pod.workload()]
+    below = [
+        process
+        for process in trainer_processes(pod)
+        if process not in {trainer.pid for trainer in trainers}
+    ]
     over = threading.Event()
 
     def send(number: signal.Signals) -> None:
         for trainer in trainers:
             trainer.send(number)
+        for process in below:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
 
     def alternate() -> None:
         while True:
@@ -271,6 +361,22 @@ KINDS = {
             unit="processes",
             signals=("run queue",),
             inject=contention,
+        ),
+        Kind(
+            name="quota",
+            summary="the container may use no more of a core",
+            strength=5,
+            unit="% of a core",
+            signals=("throttled",),
+            inject=quota,
+        ),
+        Kind(
+            name="slow-input",
+            summary="storage gives the loader a batch in no less than this",
+            strength=600,
+            unit="ms",
+            signals=("storage wait",),
+            inject=slow_input,
         ),
         Kind(
             name="pause",

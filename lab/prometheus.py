@@ -1,6 +1,7 @@
 """A real Prometheus inside the lab's network: it scrapes the sidecars and evaluates the rules."""
 
 import json
+import os
 import subprocess
 import time
 import urllib.error
@@ -12,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from lab.cluster import MARKER
 from lab.commands import ToolError
+from lab.leftovers import owned_name
 
 ADDRESS = "127.0.0.1:9090"  # of the lab's own network namespace
 START_TIMEOUT_S = 30.0
@@ -112,11 +115,13 @@ class Prometheus:
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [
+                    *("setpriv", "--pdeathsig", "KILL", "--"),  # also by kill -9 of the lab
                     str(self._programs / "prometheus"),
                     f"--config.file={config}",
                     f"--storage.tsdb.path={self._directory / 'data'}",
                     f"--web.listen-address={ADDRESS}",
                 ],
+                env=os.environ | {MARKER: owned_name()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

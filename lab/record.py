@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from lab.admission import AdmissionError
-from lab.cli import ending_signals
 from lab.commands import ToolError
+from lab.display import Narration
 from lab.faults import KINDS, Kind
+from lab.interrupts import ending_signals
+from lab.judge import targets_of
 from lab.podspec import UnsupportedError
-from lab.prometheus import Prometheus, Target
-from lab.scrape import Window
+from lab.prometheus import Prometheus
 from lab.story import Pace, Story, StoryError
 
 INTERVAL_S = 5
 SLACK_S = 15  # a series begins with the first scrape after its target is up
-JOB_ANNOTATION = "kitty.k10s.dev/job"
 SCRAPED = '{instance!=""}'  # what rules record has no instance
 VERDICTS = "kitty:verdict"
 
@@ -51,35 +51,6 @@ class Plan:
     healthy: float
     during: float
     calm: float
-
-
-class Narration:
-    """Tells what happens on standard error."""
-
-    def say(self, text: str) -> None:
-        """Tell one event."""
-        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-    def mark(self, text: str) -> None:
-        """Tell the beginning or the end of a fault."""
-        self.say(text)
-
-    def show(self, story: Story, window: Window) -> None:
-        """Show nothing: Prometheus looks."""
-
-
-def targets_of(story: Story) -> list[Target]:
-    """Return the sidecars with the labels that discovery gives them."""
-    return [
-        Target(
-            address="{}:{}".format(*story.endpoint(pod)),
-            namespace=pod.manifest["metadata"]["namespace"],
-            pod=pod.name,
-            node=pod.placement.node,
-            job=pod.manifest["metadata"]["annotations"][JOB_ANNOTATION],
-        )
-        for pod in story.pods.values()
-    ]
 
 
 def notation(samples: Sequence[tuple[float, float]], start: float, length: int) -> str:

@@ -26,7 +26,7 @@ class Page:
     time: float
     series: Mapping[str, Sequence[tuple[Labels, float]]]
 
-    def value(self, name: str, **labels: str) -> float | None:
+    def value(self, name: str, /, **labels: str) -> float | None:
         """Return the sum of the series that have these labels; None where there is none."""
         wanted = labels.items()
         found = [value for own, value in self.series.get(name, ()) if wanted <= own.items()]
@@ -102,17 +102,17 @@ class Window:
         """Return a rank's pages, in order."""
         return [pages[rank] for pages in self.rounds if rank in pages]
 
-    def gauge(self, rank: int, name: str, **labels: str) -> list[float]:
+    def gauge(self, rank: int, name: str, /, **labels: str) -> list[float]:
         """Return the values that a gauge had."""
         values = [page.value(name, **labels) for page in self.pages(rank)]
         return [value for value in values if value is not None]
 
-    def increase(self, rank: int, name: str, **labels: str) -> float | None:
+    def increase(self, rank: int, name: str, /, **labels: str) -> float | None:
         """Return how much a counter grew; None where it was not seen twice."""
         values = self.gauge(rank, name, **labels)
         return max(0.0, values[-1] - values[0]) if len(values) > 1 else None
 
-    def rate(self, rank: int, name: str, **labels: str) -> float | None:
+    def rate(self, rank: int, name: str, /, **labels: str) -> float | None:
         """Return a counter's growth a second; None where it was not seen twice."""
         pages = [page for page in self.pages(rank) if page.value(name, **labels) is not None]
         grown = self.increase(rank, name, **labels)

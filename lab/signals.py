@@ -84,6 +84,30 @@ def stopped(window: Window) -> Cells:
     return _per_rank(window, lambda rank: _mean(window.gauge(rank, "proc_state", state="T"), 100))
 
 
+def throttled(window: Window) -> Cells:
+    """Return the share of periods in which its quota held the container back, in percent."""
+    prefix = "kitty_cgroup_cpu"
+
+    def figure(rank: int) -> float | None:
+        held = window.increase(
+            rank, f"{prefix}_throttled_periods_total", scope="container", rank=str(rank)
+        )
+        periods = window.increase(
+            rank, f"{prefix}_periods_total", scope="container", rank=str(rank)
+        )
+        if held is None or periods is None:
+            return None
+        return 100 * held / periods if periods else 0.0
+
+    return _per_rank(window, figure)
+
+
+def storage_wait(window: Window) -> Cells:
+    """Return how many of a rank's workers waited for storage, on average, in percent of one."""
+    name = "kitty_rank_workers"
+    return _per_rank(window, lambda rank: _mean(window.gauge(rank, name, state="D"), 100))
+
+
 def _per_rank(window: Window, figure: Callable[[int], float | None]) -> Cells:
     figures = {(rank,): figure(rank) for rank in sorted(set(window.ranks.values()))}
     return {cell: value for cell, value in figures.items() if value is not None}
@@ -104,6 +128,8 @@ SIGNALS = {
         Signal(name="retransmits", unit="%", floor=0.5, cells=retransmits),
         Signal(name="tx queue", unit="kB", floor=100, cells=send_queue),
         Signal(name="run queue", unit="ms/s", floor=50, cells=run_queue),
+        Signal(name="throttled", unit="% of periods", floor=10, cells=throttled),
+        Signal(name="storage wait", unit="% of the time", floor=25, cells=storage_wait),
         Signal(name="stopped", unit="%", floor=25, cells=stopped),
     )
 }

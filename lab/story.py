@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
@@ -19,7 +19,7 @@ from lab.admission import (
 )
 from lab.cluster import SIDECAR, Cluster, Pod
 from lab.faults import Kind
-from lab.job import CONTAINER, NAMESPACE, training_pod
+from lab.job import CONTAINER, NAMESPACE, WORKLOADS, Workload, training_pod
 from lab.podspec import declared_port
 from lab.scrape import Page, Scraper, Window
 from lab.signals import SIGNALS, Comparison, compare
@@ -40,12 +40,14 @@ class Pace:
         before: Calm that a fault is compared with.
         fault: From the start of a fault to its end.
         settle: After a fault began or ended, until scrapes count again.
+        patience: Longest that a fault stays on for what is waited for.
     """
 
     interval: float = 0.5
     before: float = 5.0
     fault: float = 8.0
     settle: float = 2.0
+    patience: float = 40.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,7 @@ class Story:
         display: Told of everything.
         pace: Lengths of the parts.
         world: Number of ranks.
+        workload: What they run.
         cluster: Where the pods run.
         pods: By rank.
         answers: The webhook's, by rank.
@@ -108,6 +111,7 @@ class Story:
     display: Display
     pace: Pace = field(default_factory=Pace)
     world: int = 4
+    workload: Workload = WORKLOADS["ring"]
     cluster: Cluster = field(default_factory=Cluster)
     pods: dict[int, Pod] = field(default_factory=dict)
     answers: dict[int, Answer] = field(default_factory=dict)
@@ -117,11 +121,13 @@ class Story:
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
-        """Start the webhook and the job, and wait until every sidecar sees its rank.
+        """Start the webhook and the job, and wait until every rank trains and is seen.
 
         Raises:
             StoryError: Something did not come up.
         """
+        if missing := self.workload.missing():
+            raise StoryError(f"workload {self.workload.name}: {missing}")
         with ExitStack() as stack:
             stack.enter_context(self.cluster)
             for owner in self.cluster.swept:
@@ -155,7 +161,7 @@ class Story:
         master = self.cluster.next_address()
         for rank in range(self.world):
             answer = admit(
-                training_pod(rank, self.world, master),
+                training_pod(rank, self.world, master, self.workload),
                 NAMESPACE,
                 address=address,
                 context=context,
@@ -193,7 +199,7 @@ class Story:
         return pod.link.address, port
 
     def _wait_for_ranks(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + self.workload.start_timeout_s
         while True:
             self.check()
             pages = self._scraper.round()
@@ -202,13 +208,15 @@ class Story:
                 for rank in self.pods
                 if rank not in pages
                 or pages[rank].value("kitty_tcp_connections", rank=str(rank)) is None
+                or '"step_seconds"' not in self.pods[rank].log_tail(CONTAINER)
             ]
             if not missing:
-                self.display.say("every sidecar sees its rank and the rank's connections")
+                self.display.say("every rank takes steps, and every sidecar sees its rank")
                 return
             if time.monotonic() > deadline:
                 raise StoryError(
-                    f"no sidecar sees rank {missing[0]} after {START_TIMEOUT_S:.0f} s; it says:\n"
+                    f"rank {missing[0]} takes no steps, or no sidecar sees it; they say:\n"
+                    + self.pods[missing[0]].log_tail(CONTAINER)
                     + self.pods[missing[0]].log_tail(SIDECAR)
                 )
             time.sleep(0.1)
@@ -248,8 +256,21 @@ class Story:
     def _window(self, rounds: Sequence[Mapping[int, Page]]) -> Window:
         return Window(rounds, {pod.link.address: rank for rank, pod in self.pods.items()})
 
-    def inject(self, kind: Kind, rank: int, strength: float | None = None) -> Finding:
+    def inject(
+        self,
+        kind: Kind,
+        rank: int,
+        strength: float | None = None,
+        *,
+        until: Callable[[], bool] = lambda: True,
+    ) -> Finding:
         """Put one fault on one rank for a while, and compare with the calm before.
+
+        Args:
+            kind: The fault.
+            rank: Where.
+            strength: The usual one where None.
+            until: The fault stays on until this is true, or the pace's patience has an end.
 
         Raises:
             StoryError: A container ended.
@@ -266,6 +287,8 @@ class Story:
             settle = min(self.pace.settle, self.pace.fault / 2)
             self.watch(settle)
             during = self.watch(self.pace.fault - settle)
+            while not until() and time.time() < started + self.pace.patience:
+                self.watch(1)
         stopped = time.time()
         self.fault = None
         self.display.mark(f"fault off: {name} at rank {rank}")
@@ -301,7 +324,7 @@ class Story:
 
 def _parsed(line: str) -> dict[str, Any]:
     try:
-        value = json.loads(line)
+        value = json.loads(line[max(0, line.find("{")) :])  # a launcher says before it who writes
     except ValueError:  # the line is being written
         return {}
     return value if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""A data-parallel trainer in miniature: compute, then a ring all-reduce, step after step.
+"""A data-parallel trainer in miniature: a batch, compute, a ring all-reduce, step after step.
 
 Run as a container's command (``python -m lab.trainer``) with the environment that PyTorch's own
 launchers set: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``. It writes one JSON line
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
+from lab.loader import Loader
+
 LANE = 4  # bytes of one gradient value; sums stay far below 2**32, so no carry leaves its lane
 LENGTH = struct.Struct("!I")
 
@@ -34,6 +36,7 @@ class Settings:
         gradient_bytes: Size of the vector that is summed in each step.
         burn_s: Processor time a step takes (what a Python training loop costs).
         accelerator_s: Time a step then waits without the processor, as for a GPU kernel.
+        batch_bytes: Size of what the loader's worker brings for each step.
         steps: Steps until the end; 0 is until SIGTERM.
         timeout_s: Longest wait for a peer before the rank gives up.
     """
@@ -44,6 +47,7 @@ class Settings:
     gradient_bytes: int = 2 << 20
     burn_s: float = 0.012
     accelerator_s: float = 0.06
+    batch_bytes: int = 256 << 10
     steps: int = 0
     timeout_s: float = 120.0
 
@@ -62,6 +66,7 @@ class Settings:
             gradient_bytes=int(env.get("TRAINER_GRADIENT_BYTES", cls.gradient_bytes)),
             burn_s=float(env.get("TRAINER_BURN_SECONDS", cls.burn_s)),
             accelerator_s=float(env.get("TRAINER_ACCELERATOR_SECONDS", cls.accelerator_s)),
+            batch_bytes=int(env.get("TRAINER_BATCH_BYTES", cls.batch_bytes)),
             steps=int(env.get("TRAINER_STEPS", cls.steps)),
             timeout_s=float(env.get("TRAINER_TIMEOUT_SECONDS", cls.timeout_s)),
         )
@@ -247,34 +252,47 @@ def train(settings: Settings) -> None:
     """Run the steps; each one's times go to standard output.
 
     Raises:
-        ArithmeticError: An all-reduce gave a wrong sum.
-        OSError: A peer went away or did not move for ``timeout_s``.
+        ArithmeticError: An all-reduce gave a wrong sum, or the loader a wrong batch.
+        OSError: A peer or the loader's worker went away, or no peer moved for ``timeout_s``.
     """
-    rounds = calibrate(settings.burn_s)
-    ring = Ring(settings=settings, rendezvous=Rendezvous(settings=settings))
+    loader = Loader(size=settings.batch_bytes)
+    try:
+        rounds = calibrate(settings.burn_s)
+        ring = Ring(settings=settings, rendezvous=Rendezvous(settings=settings))
+        step = 0
+        while settings.steps == 0 or step < settings.steps:
+            sys.stdout.write(json.dumps(train_one(settings, step, loader, ring, rounds)) + "\n")
+            sys.stdout.flush()
+            step += 1
+    finally:
+        loader.close()
+
+
+def train_one(
+    settings: Settings, step: int, loader: Loader, ring: Ring, rounds: int
+) -> dict[str, float]:
+    """Run one step; its times in seconds."""
     size = settings.gradient_bytes // (LANE * settings.world) * (LANE * settings.world)
-    step = 0
-    while settings.steps == 0 or step < settings.steps:
-        wall, start = time.time(), time.monotonic()
-        burn(rounds)
-        time.sleep(settings.accelerator_s)
-        computed = time.monotonic()
-        total = ring.all_reduce(gradient_of(settings.rank, step, size))
-        done = time.monotonic()
-        lanes = array.array("I", total[:LANE] + total[-LANE:])
-        if any(lane != expected_sum(settings.world, step) for lane in lanes):
-            raise ArithmeticError(f"step {step}: the all-reduce gave {lanes.tolist()}")
-        line = {
-            "rank": settings.rank,
-            "step": step,
-            "time": round(wall, 6),
-            "step_seconds": round(done - start, 6),
-            "compute_seconds": round(computed - start, 6),
-            "allreduce_seconds": round(done - computed, 6),
-        }
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
-        step += 1
+    wall, start = time.time(), time.monotonic()
+    loader.next(step)
+    loaded = time.monotonic()
+    burn(rounds)
+    time.sleep(settings.accelerator_s)
+    computed = time.monotonic()
+    total = ring.all_reduce(gradient_of(settings.rank, step, size))
+    done = time.monotonic()
+    lanes = array.array("I", total[:LANE] + total[-LANE:])
+    if any(lane != expected_sum(settings.world, step) for lane in lanes):
+        raise ArithmeticError(f"step {step}: the all-reduce gave {lanes.tolist()}")
+    return {
+        "rank": settings.rank,
+        "step": step,
+        "time": round(wall, 6),
+        "step_seconds": round(done - start, 6),
+        "input_seconds": round(loaded - start, 6),
+        "compute_seconds": round(computed - loaded, 6),
+        "allreduce_seconds": round(done - computed, 6),
+    }
 
 
 def leave(_signal: int, _frame: FrameType | None) -> NoReturn:

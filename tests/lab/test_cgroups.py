@@ -25,12 +25,14 @@ def test_version_1_has_one_tree_for_each_controller(tmp_path: Path) -> None:
         tmp_path,
         ("cpu,cpuacct", "cgroup", "rw,cpu,cpuacct"),
         ("memory", "cgroup", "rw,memory"),
+        ("blkio", "cgroup", "rw,blkio"),
         ("devices", "cgroup", "rw,devices"),
         ("unified", "cgroup2", "rw"),
     )
     assert hierarchies(info) == (
         Hierarchy(tmp_path / "cpu,cpuacct", 1, frozenset({"cpu", "cpuacct"})),
         Hierarchy(tmp_path / "memory", 1, frozenset({"memory"})),
+        Hierarchy(tmp_path / "blkio", 1, frozenset({"blkio"})),
         Hierarchy(tmp_path / "unified", 2, frozenset()),
     )
 
@@ -38,7 +40,9 @@ def test_version_1_has_one_tree_for_each_controller(tmp_path: Path) -> None:
 def test_version_2_offers_what_its_root_passes_on(tmp_path: Path) -> None:
     info = mounts(tmp_path, ("cgroup", "cgroup2", "rw"))
     (tmp_path / "cgroup" / "cgroup.subtree_control").write_text("cpuset cpu io memory pids\n")
-    assert hierarchies(info) == (Hierarchy(tmp_path / "cgroup", 2, frozenset({"cpu", "memory"})),)
+    assert hierarchies(info) == (
+        Hierarchy(tmp_path / "cgroup", 2, frozenset({"cpu", "memory", "io"})),
+    )
 
 
 def test_no_cgroups_at_all(tmp_path: Path) -> None:
@@ -50,13 +54,22 @@ def test_no_cgroups_at_all(tmp_path: Path) -> None:
 
 
 def test_version_2_files(tmp_path: Path) -> None:
-    tree = Hierarchy(tmp_path, 2, frozenset({"cpu", "memory"}))
+    tree = Hierarchy(tmp_path, 2, frozenset({"cpu", "memory", "io"}))
     pod = Cgroup([tree], "lab").child("pod")
-    assert (tmp_path / "lab" / "cgroup.subtree_control").read_text() == "+cpu +memory"
+    directory = tmp_path / "lab" / "pod"
+    assert (tmp_path / "lab" / "cgroup.subtree_control").read_text() == "+cpu +io +memory"
+    assert pod.has("cpu")
+    assert pod.has("blkio")
     pod.limit_cpu(0.5)
     pod.limit_memory(1 << 20)
-    assert (tmp_path / "lab" / "pod" / "cpu.max").read_text() == "50000 100000"
-    assert (tmp_path / "lab" / "pod" / "memory.max").read_text() == "1048576"
+    pod.limit_reads("8:0", 1000)
+    assert (directory / "cpu.max").read_text() == "50000 100000"
+    assert (directory / "memory.max").read_text() == "1048576"
+    assert (directory / "io.max").read_text() == "8:0 rbps=1000"
+    pod.limit_cpu(None)
+    pod.limit_reads("8:0", None)
+    assert (directory / "cpu.max").read_text() == "max 100000"
+    assert (directory / "io.max").read_text() == "8:0 rbps=max"
 
 
 def test_limits_reach_the_kernel(root: None) -> None:

@@ -22,9 +22,11 @@ from lab.faults import (
     netem_loss,
     nftables_loss,
     pause,
+    quota,
     relay_latency,
     throttle,
     trainer_threads,
+    training_cgroup,
 )
 from lab.signals import SIGNALS
 
@@ -163,6 +165,33 @@ def test_contention_binds_the_trainer_to_a_busy_core_and_frees_it(
     assert os.sched_getaffinity(trainer) == free
     after = set(run(*hit.sandbox.inside("ps", "-e", "-o", "pid=")).split())
     assert len(after) == len(before)
+
+
+def cpu_events(pod: Pod) -> dict[str, int]:
+    """The kernel's own count of periods and throttled periods (cpu.stat, both versions)."""
+    for directory in training_cgroup(pod).directories():
+        if (directory / "cpu.stat").exists():
+            pairs = (line.split() for line in (directory / "cpu.stat").read_text().splitlines())
+            found = {name: int(value) for name, value in pairs}
+            if "nr_throttled" in found:
+                return found
+    raise AssertionError("no cpu.stat with throttled periods")
+
+
+def test_a_quota_holds_its_container_back_and_no_other(cluster: Cluster, probe: Probe) -> None:
+    hit, peer, other = pods_of(cluster)
+    if not training_cgroup(hit).has("cpu"):
+        pytest.skip("no cgroup hierarchy with the cpu controller can be written")
+    before = {pod.name: cpu_events(pod)["nr_throttled"] for pod in cluster.pods}
+    with quota(cluster, hit, 5):
+        probe(peer, hit, send=16 << 20)  # whose digest takes some 50 ms of processor time
+        probe(peer, other, send=16 << 20)
+    held = cpu_events(hit)["nr_throttled"]
+    assert held > before[hit.name] + 2
+    for pod in (peer, other):
+        assert cpu_events(pod)["nr_throttled"] == before[pod.name]
+    probe(peer, hit, send=16 << 20)
+    assert cpu_events(hit)["nr_throttled"] <= held + 1  # the period in which it was lifted
 
 
 def test_a_pause_stops_the_trainer_alone_and_lets_it_go_on(cluster: Cluster, probe: Probe) -> None:

@@ -3,15 +3,18 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lab.demo import Judged, judge_of, said
 from lab.faults import KINDS
-from lab.job import CONTAINER
+from lab.job import CONTAINER, WORKLOADS
+from lab.judge import Verdict, find_programs
 from lab.scrape import Window
 from lab.signals import SIGNALS
-from lab.story import Pace, Story
+from lab.story import Finding, Pace, Story
 
 
 class Quiet:
@@ -77,6 +80,70 @@ def test_run_gives_a_summary_for_machines(root: None) -> None:
     assert "fault on: pause 100 % at rank 1" in done.stderr
 
 
+def test_pytorch_trains_in_the_lab_and_its_ranks_are_seen(root: None) -> None:
+    if missing := WORKLOADS["torch"].missing():
+        pytest.skip(missing)
+    command = ["run", "pause", "--workload", "torch", "--rank", "1", "--seconds", "4", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lab.cli", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["job"] == "torch"
+    (fault,) = report["faults"]
+    assert fault["signals"]["stopped"]["outlier"] == 1  # the rank's process, not its launcher
+    assert fault["signals"]["stopped"]["during"].keys() == {"0", "1", "2", "3"}
+    assert fault["step_seconds"]["before"] > 0.06
+    assert fault["step_seconds"]["during"] is None
+
+
+def finding(kind: str, rank: int) -> Finding:
+    return Finding(
+        kind=KINDS[kind],
+        rank=rank,
+        strength=1,
+        started=0,
+        stopped=1,
+        comparisons={},
+        step_before=None,
+        step_during=None,
+    )
+
+
+def test_the_verdict_is_one_sentence_with_numbers() -> None:
+    verdict = Verdict(
+        rank=2,
+        kind="paused",
+        confidence=0.9,
+        summary="Rank 2 is slow: paused, confidence 93.24%.",
+        description="Its process was found stopped (state T) 54.15% of the time.",
+    )
+    sentence = (
+        "Rank 2 is slow: paused, confidence 93.24%: "
+        "Its process was found stopped (state T) 54.15% of the time."
+    )
+    right = Judged(finding=finding("pause", 2), verdict=verdict, after_s=13.4)
+    assert said(right) == f"after 13 s, {sentence}"
+    other = Judged(finding=finding("cpu", 2), verdict=verdict, after_s=None)
+    assert said(other) == f"another class than cpu: {sentence}"
+    none = Judged(finding=finding("cpu", 2), verdict=None, after_s=None)
+    assert said(none) == "nothing of rank 2"
+
+
+def test_without_prometheus_the_demo_says_so_and_goes_on(tmp_path: Path) -> None:
+    script = tmp_path / "unpack"
+    script.write_text("#!/bin/sh\necho no network >&2\nexit 100\n")
+    script.chmod(0o755)
+    display = Quiet()
+    story = Story(display=display)
+    with judge_of(story, find=lambda: find_programs(unpack=script, path="/none")) as judge:
+        assert judge.server is None
+    assert judge.why_not == "no Prometheus: no network"
+    assert display.said == [
+        "note: no verdicts, the sidecars' own figures only: no Prometheus: no network"
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "names"),
     [
@@ -86,6 +153,8 @@ def test_run_gives_a_summary_for_machines(root: None) -> None:
         (["run", "loss", "--seconds", "0"], ["--seconds", "'0'", "1 to 3600"]),
         (["run", "loss", "--strength", "-1"], ["--strength", "'-1'", "above 0"]),
         (["demo", "--color"], ["--color"]),
+        (["eval", "--workload", "jax"], ["--workload", "ring", "torch"]),
+        (["eval", "--minutes", "0"], ["--minutes", "above 0"]),
         ([], ["COMMAND"]),
     ],
 )

@@ -15,9 +15,11 @@ import pytest
 
 from lab.cgroups import hierarchies
 from lab.cluster import MARKER, Cluster
+from lab.commands import ToolError
+from lab.judge import find_programs
 from lab.leftovers import PREFIX, start_time
 
-COMMAND = [sys.executable, "-m", "lab.cli", "run"]
+LAB = [sys.executable, "-m", "lab.cli"]
 
 
 def marked_processes(owner: str) -> list[str]:
@@ -49,11 +51,12 @@ def eventually(condition: Callable[[], bool], seconds: float = 15) -> bool:
 
 
 class Running:
-    """`kitty-lab run` in the middle of a fault."""
+    """A command of `kitty-lab` once it has said something: a fault in its middle, usually."""
 
-    def __init__(self, fault: str, until: str) -> None:
+    def __init__(self, fault: str, until: str, *, demo: bool = False) -> None:
+        command = ["demo", "--fault", fault] if demo else ["run", fault, "--seconds", "600"]
         self.process = subprocess.Popen(
-            [*COMMAND, fault, "--seconds", "600", "--calm", "1"],
+            [*LAB, *command, *([] if demo else ["--calm", "1"])],
             env=os.environ | {"TMPDIR": tempfile.gettempdir()},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -130,6 +133,21 @@ def test_sigkill_and_the_next_start(host_as_before: None) -> None:
     assert things(run.owner) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_demos_prometheus_ends_with_it(host_as_before: None, number: signal.Signals) -> None:
+    try:
+        find_programs()
+    except ToolError as error:
+        pytest.skip(str(error))
+    run = Running("latency", "Prometheus scrapes", demo=True)
+    assert any("prometheus --config.file" in line for line in marked_processes(run.owner))
+    run.end(number)
+    assert eventually(lambda: marked_processes(run.owner) == [])
+    with Cluster():
+        pass
+    assert things(run.owner) == []
+
+
 def test_a_sidecar_that_dies_fails_the_run(host_as_before: None) -> None:
     run = Running("latency", "fault on")
     sidecar = next(
@@ -157,7 +175,7 @@ def _read(path: Path) -> bytes:
 def test_missing_tools_are_named_with_their_packages(root: None, tmp_path: Path) -> None:
     (tmp_path / "ip").symlink_to(shutil.which("ip") or "")
     done = subprocess.run(
-        [*COMMAND, "throttle"],
+        [*LAB, "run", "throttle"],
         env=os.environ | {"PATH": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -165,6 +183,6 @@ def test_missing_tools_are_named_with_their_packages(root: None, tmp_path: Path)
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "kitty-lab: tc, nft, unshare, nsenter, taskset not found: "
+        "kitty-lab: tc, nft, unshare, nsenter, taskset, setpriv not found: "
         "install iproute2, nftables, util-linux\n"
     )

@@ -7,11 +7,14 @@ import socket
 import struct
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.loader import BATCHES, Loader, number_of
 from lab.trainer import Settings, add_lanes
 
 
@@ -51,7 +54,7 @@ def test_three_ranks_take_the_same_steps() -> None:
         assert [step["step"] for step in steps] == [0, 1, 2, 3, 4]
         assert {step["rank"] for step in steps} == {rank}
         for step in steps:
-            parts = step["compute_seconds"] + step["allreduce_seconds"]
+            parts = sum(step[f"{part}_seconds"] for part in ("input", "compute", "allreduce"))
             assert abs(step["step_seconds"] - parts) < 1e-5
 
 
@@ -68,6 +71,28 @@ def test_sigterm_ends_a_rank_with_status_0_and_its_peers_notice() -> None:
         _, error = ranks[rank].communicate(timeout=60)
         assert ranks[rank].returncode == 1
         assert error.startswith(f"trainer: rank {rank}: ")
+
+
+def test_the_loader_brings_every_batch_once_and_in_order() -> None:
+    loader = Loader(size=10_000)
+    try:
+        brought = [loader.next(step) for step in range(2 * BATCHES)]
+    finally:
+        loader.close()
+    assert [number_of(batch) for batch in brought] == 2 * list(range(BATCHES))
+    assert brought[:BATCHES] == brought[BATCHES:]
+    assert len(set(brought)) == BATCHES
+    assert not Path(f"/proc/{loader.pid}").exists()
+
+
+def test_a_loader_whose_worker_ended_says_so() -> None:
+    loader = Loader(size=400_000)
+    os.kill(loader.pid, signal.SIGKILL)
+    try:
+        with pytest.raises(ConnectionError, match="worker ended"):
+            [loader.next(step) for step in range(9)]  # some were in the pipe already
+    finally:
+        loader.close()
 
 
 def test_a_rank_without_a_job_says_what_is_missing() -> None:
