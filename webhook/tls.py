@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
+    from webhook.threads import Threads
+
 log = logging.getLogger("kitty.webhook")
 
 STALLED = 3.0
 """Seconds that a client has for its handshake, for each request, and to take the answer."""
+SHORT = 0.02
+"""Seconds after which a thread that waits for a client is replaced."""
 CROWDED = 0.25
 """Seconds that a client may keep a thread waiting while others are waiting for a thread."""
 
@@ -27,7 +31,13 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class Waiting:
-    """The clients that keep a thread waiting, oldest first."""
+    """The clients that keep a thread waiting, oldest first.
+
+    Attributes:
+        threads: Whose they are.
+    """
+
+    threads: Threads | None = None
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,15 +49,17 @@ class Waiting:
         Raises:
             TimeoutError: It is not by the deadline.
         """
-        now = time.monotonic()
-        if now >= deadline:
-            raise TimeoutError("the client took too long")
         poll = select.poll()
         poll.register(client, event)
+        # Nearly all are ready in a moment, for which nobody needs to take the thread's place.
+        if poll.poll(SHORT * 1000):
+            return
         with self._lock:
-            self._since[client] = now
+            self._since[client] = time.monotonic()
         try:
-            ready = poll.poll(min(deadline - now, STALLED) * 1000)
+            left = min(deadline - time.monotonic(), STALLED)
+            with self.threads.lent() if self.threads else contextlib.nullcontext():
+                ready = left > 0 and poll.poll(left * 1000)
         finally:
             with self._lock:
                 self._since.pop(client, None)
@@ -73,13 +85,8 @@ class BoundedSocket(ssl.SSLSocket):
     SO_RCVTIMEO would not do: a blocking SSLSocket tries again when it strikes. A timeout of each
     read alone would not either: a client that sends a byte now and then never meets it. So the
     socket itself never blocks, whatever gunicorn sets, and the waiting is done here.
-
-    Attributes:
-        gate: What the thread that serves the connection holds while it works; others may have it
-            while the client is waited for. None where it holds nothing.
     """
 
-    gate: threading.Semaphore | None = None
     _deadline = math.inf
     """When the request must have arrived; none while nothing is served."""
 
@@ -102,9 +109,9 @@ class BoundedSocket(ssl.SSLSocket):
             try:
                 return super().do_handshake()
             except ssl.SSLWantReadError:
-                self._wait(select.POLLIN, deadline)
+                WAITING.wait(self, select.POLLIN, deadline)
             except ssl.SSLWantWriteError:
-                self._wait(select.POLLOUT, deadline)
+                WAITING.wait(self, select.POLLOUT, deadline)
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         """Receives what is there by the deadline.
@@ -116,9 +123,9 @@ class BoundedSocket(ssl.SSLSocket):
             try:
                 return super().recv(buflen, flags)
             except (ssl.SSLWantReadError, BlockingIOError):
-                self._wait(select.POLLIN, self._deadline)
+                WAITING.wait(self, select.POLLIN, self._deadline)
             except ssl.SSLWantWriteError:
-                self._wait(select.POLLOUT, self._deadline)
+                WAITING.wait(self, select.POLLOUT, self._deadline)
         raise TimeoutError("the request took too long to arrive")
 
     def sendall(self, data: Buffer, flags: int = 0) -> None:
@@ -133,24 +140,14 @@ class BoundedSocket(ssl.SSLSocket):
             try:
                 left = left[self.send(left, flags) :]
             except (ssl.SSLWantWriteError, BlockingIOError):
-                self._wait(select.POLLOUT, deadline)
+                WAITING.wait(self, select.POLLOUT, deadline)
             except ssl.SSLWantReadError:
-                self._wait(select.POLLIN, deadline)
+                WAITING.wait(self, select.POLLIN, deadline)
 
     def hang_up(self) -> None:
         """Ends the connection under the thread that waits for it."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self, socket.SHUT_RDWR)
-
-    def _wait(self, event: int, deadline: float) -> None:
-        if self.gate is None:
-            WAITING.wait(self, event, deadline)
-            return
-        self.gate.release()
-        try:
-            WAITING.wait(self, event, deadline)
-        finally:
-            self.gate.acquire()
 
 
 class ReloadingContext:

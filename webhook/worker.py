@@ -5,27 +5,27 @@ server opens more connections than it then uses: in a burst as many idle ones as
 would hold up every review behind them. It also lingers on connections that it closes, up to two
 seconds each and in the loop that serves all others.
 
-Clients that stop half-way through a handshake or a request do keep a thread. There are many more
-of these than work at a time, and when all are taken, who keeps one waiting loses it.
+Clients that stop half-way through a handshake or a request do keep a thread. Another one works in
+its place meanwhile, and when there are too many, who keeps one waiting loses it.
 """
 
 from __future__ import annotations
 
 import logging
 import selectors
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from gunicorn.workers import gthread
 
+from webhook.threads import Threads
 from webhook.tls import CROWDED, WAITING
 
 log = logging.getLogger("kitty.webhook")
 
 PLACES = 64
-"""Threads: most of them wait for clients, no more than gunicorn's setting of threads work."""
+"""Threads at most, nearly all of them waiting for clients: gunicorn's setting is how many work."""
 
 
 class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no types
@@ -33,14 +33,14 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
 
     def init_process(self) -> None:
         """Starts the threads that linger."""
-        self._gate = threading.Semaphore(self.cfg.threads)
         self._busy = 0
         self._closers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="closer")
         super().init_process()
 
-    def get_thread_pool(self) -> ThreadPoolExecutor:
+    def get_thread_pool(self) -> Threads:
         """The threads that wait for clients or work."""
-        return ThreadPoolExecutor(max_workers=PLACES, thread_name_prefix="client")
+        WAITING.threads = Threads(working=self.cfg.threads, most=PLACES)
+        return WAITING.threads
 
     def enqueue_req(self, conn: Any) -> None:
         """Gives the connection to a thread, or to the next one that is free."""
@@ -91,12 +91,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
                 return False
             if not conn.sock.pending():
                 return gthread._DEFER  # noqa: SLF001 -- the worker's own word for it
-        with self._gate:
-            conn.sock.gate = self._gate
-            try:
-                return super().handle(conn)
-            finally:
-                conn.sock.gate = None
+        return super().handle(conn)
 
     def finish_request(self, conn: Any, fs: Future[Any]) -> None:
         """Leaves a connection that ends to the closers; every other goes on as usual."""

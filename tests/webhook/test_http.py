@@ -86,6 +86,7 @@ UNREADABLE: list[Any] = [
     with_spec(containers=["c"]),
     with_spec(containers={"c": {}}),
     with_spec(initContainers=1),
+    with_spec(containers=[{}] * 500_000),
     with_spec(os="windows"),
     with_spec(nodeSelector=[]),
     with_spec(affinity="here"),
