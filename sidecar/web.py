@@ -53,6 +53,10 @@ def application(collect: Callable[[], Iterable[Metric]], pod: Pod, rounds: Seque
     """Returns the WSGI application: GET /, /metrics, /healthz."""
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        body = get(environ, start_response)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else body
+
+    def get(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
         if environ["REQUEST_METHOD"] not in {"GET", "HEAD"}:
             return _answer(start_response, "405 Method Not Allowed", "text/plain", "only GET\n")
