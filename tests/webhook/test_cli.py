@@ -35,6 +35,7 @@ def test_usage_errors_name_the_flag_and_what_it_may_hold(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert "--bind" in usage_error(capsys, "serve", "--bind", "here")
+    assert "HOST:PORT" in usage_error(capsys, "serve", "--bind", "[::1:8443")
     assert "HOST:PORT" in usage_error(capsys, "serve", "--metrics-bind", "127.0.0.1:99999")
     assert "--tls-cert is required" in usage_error(capsys, "serve")
     assert "--tls-key" in usage_error(capsys, "serve", "--tls-cert", __file__)
