@@ -10,6 +10,7 @@ Sources: prometheus.io, Exposition formats; the OpenMetrics specification 1.0.
 from __future__ import annotations
 
 import gzip
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _SUFFIXES = {"counter": "_total", "info": "_info"}
 """What the older format has at the end of a family's own name."""
 _OLDER_TYPES = {"info": "gauge", "unknown": "untyped"}
+_OPENMETRICS = "application/openmetrics-text"
+_VERSION = re.compile("version=[^;]*")
 
 
 def text(families: Iterable[Metric], *, openmetrics: bool = False) -> str:
@@ -51,14 +54,26 @@ def answer(
     families: Iterable[Metric], *, accept: str, accept_encoding: str
 ) -> tuple[bytes, list[tuple[str, str]]]:
     """Returns body and headers for what a client says it takes."""
-    _, kind = choose_encoder(accept)
-    body = text(families, openmetrics=kind.startswith("application/openmetrics-text")).encode()
+    kind = _kind(accept)
+    page = text(families, openmetrics=kind.startswith(_OPENMETRICS))
+    # Half a surrogate, as in a name that is no UTF-8, must not cost the page.
+    body = page.encode("utf-8", "replace")
     headers = [("Content-Type", kind)]
     if gzip_accepted(accept_encoding):
         # The quickest level gives a tenth of the size; the best takes twelve times as long.
         body = gzip.compress(body, compresslevel=1)
         headers.append(("Content-Encoding", "gzip"))
     return body, [*headers, ("Content-Length", str(len(body)))]
+
+
+def _kind(accept: str) -> str:
+    """Returns the content type; a version that is none asks for the oldest format."""
+    try:
+        _, kind = choose_encoder(accept)
+    except (TypeError, ValueError):
+        _, kind = choose_encoder("")
+    # The library promises whatever later version it was asked for.
+    return _VERSION.sub("version=1.0.0", kind) if kind.startswith(_OPENMETRICS) else kind
 
 
 def _number(value: float) -> str:

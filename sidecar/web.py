@@ -40,12 +40,23 @@ QUEUE_TIMEOUT = 5.0
 """Seconds that a request waits for a place where all are being answered."""
 REQUEST_TIMEOUT = 10
 """Seconds that a client may take to send its request or to read the answer."""
+_NOT_THE_ADDRESS = frozenset(
+    {
+        *(errno.EADDRINUSE, errno.EACCES),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM),
+    }
+)
+"""Why no socket can be had at an address that is good."""
 
 
 def application(collect: Callable[[], Iterable[Metric]], pod: Pod, rounds: Sequence[Rounds]) -> App:
     """Returns the WSGI application: GET /, /metrics, /healthz."""
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        body = get(environ, start_response)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else body
+
+    def get(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
         if environ["REQUEST_METHOD"] not in {"GET", "HEAD"}:
             return _answer(start_response, "405 Method Not Allowed", "text/plain", "only GET\n")
@@ -209,7 +220,7 @@ def listen(app: App, *, bind: str, port: int) -> Server:
 
     Args:
         app: what to serve.
-        bind: address; empty for all, IPv6 and IPv4, as also where no device has it.
+        bind: address; empty for all, IPv6 and IPv4, as also where it cannot be served.
         port: 0 for any.
 
     Raises:
@@ -220,7 +231,7 @@ def listen(app: App, *, bind: str, port: int) -> Server:
         try:
             server = _bound(app, bind, wanted)
         except OSError as e:
-            if bind and e.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
+            if bind and e.errno not in _NOT_THE_ADDRESS:
                 LOG.warning("address %s: %s, serving on all", bind, e.strerror)
                 return listen(app, bind="", port=port)
             if e.errno not in {errno.EADDRINUSE, errno.EACCES}:

@@ -170,7 +170,8 @@ def _check_flags(check: argparse.ArgumentParser) -> None:
 
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
-    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+    whole = host and host.startswith("[") == host.endswith("]")
+    if not whole or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT with a port of 0-65535")
     return text
 

@@ -113,11 +113,26 @@ def _level(value: Any) -> Level:
         raise BadValueError from error
 
 
+_KERNEL = ("/proc/", "/sys/", "/dev/")
+_IMAGE = frozenset(
+    {
+        *("/", "/bin/", "/etc/", "/lib/", "/lib64/", "/opt/", "/opt/kitty/", "/run/", "/sbin/"),
+        *("/usr/", "/usr/bin/", "/usr/lib/", "/usr/local/", "/usr/local/bin/", "/var/"),
+        *("/lib/aarch64-linux-gnu/", "/lib/x86_64-linux-gnu/"),
+        *("/usr/lib/aarch64-linux-gnu/", "/usr/lib/x86_64-linux-gnu/"),
+    }
+)
+"""Where the sidecar's own program lies: a mount there would keep it, and so the pod, from starting.
+"""
+
+
 def _absolute(value: Any) -> str:
     """A path that the API takes for a mount, and a runtime can mount over."""
     path = _text(value)
-    usable = path.isprintable() and ":" not in path and ".." not in path.split("/")
-    if not path.startswith("/") or not path.strip("/") or not usable:
+    parts = path.split("/")
+    folder = "".join(f"/{part}" for part in parts if part) + "/"
+    usable = path.isprintable() and ":" not in path and not {".", ".."} & set(parts)
+    if not path.startswith("/") or not usable or folder.startswith(_KERNEL) or folder in _IMAGE:
         raise BadValueError
     return path
 
@@ -180,7 +195,10 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
         "a list of extended resource names",
         lambda value: frozenset(_strings(value)),
     ),
-    "driver-root": ("an absolute path other than /, without a colon", _absolute),
+    "driver-root": (
+        "an absolute path other than / and the system's folders, without a colon",
+        _absolute,
+    ),
     "dcgm-exporter": ("an address as http://$(KITTY_HOST_IP):9400/metrics", _http),
     "rtt-hook": (", ".join(RTT_HOOKS), _hook),
     "bind": ("an IP address", _ip),

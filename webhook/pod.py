@@ -11,6 +11,9 @@ from typing import Any
 
 JsonObject = dict[str, Any]
 
+MOST_CONTAINERS = 10_000
+"""Of a pod; with the fields that the API server adds, what it can store holds far fewer."""
+
 
 class UnreadablePodError(Exception):
     """A part of the pod has a shape that no Kubernetes API serves; the text names the part."""
@@ -145,4 +148,7 @@ class Pod:
 
 def _containers(spec: JsonObject, key: str) -> tuple[Container, ...]:
     found = items(spec.get(key), f"/spec/{key}")
+    if len(found) > MOST_CONTAINERS:
+        # A request holds a million empty ones, and seconds of work for nothing.
+        raise UnreadablePodError(f"/spec/{key} holds more than {MOST_CONTAINERS}")
     return tuple(Container(raw, f"/spec/{key}/{i}") for i, raw in enumerate(found))

@@ -2,43 +2,116 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
+import select
+import socket
 import ssl
 import threading
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+    from webhook.threads import Threads
 
 log = logging.getLogger("kitty.webhook")
 
 STALLED = 3.0
-"""Seconds that a client has for its handshake, and for each request, before it loses its thread."""
+"""Seconds that a client has for its handshake, for each request, and to take the answer."""
+SHORT = 0.02
+"""Seconds after which a thread that waits for a client is replaced."""
+CROWDED = 0.25
+"""Seconds that a client may keep a thread waiting while others are waiting for a thread."""
 
 Stamp = tuple[tuple[int, int, int], ...]
 
 
-class _BoundedSocket(ssl.SSLSocket):
+class Waiting:
+    """The clients that keep a thread waiting, oldest first.
+
+    Attributes:
+        threads: Whose they are.
+    """
+
+    threads: Threads | None = None
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: dict[BoundedSocket, float] = {}
+
+    def wait(self, client: BoundedSocket, event: int, deadline: float) -> None:
+        """Waits until the client is ready.
+
+        Raises:
+            TimeoutError: It is not by the deadline.
+        """
+        poll = select.poll()
+        poll.register(client, event)
+        # Nearly all are ready in a moment, for which nobody needs to take the thread's place.
+        if poll.poll(SHORT * 1000):
+            return
+        with self._lock:
+            self._since[client] = time.monotonic()
+        try:
+            left = min(deadline - time.monotonic(), STALLED)
+            with self.threads.lent() if self.threads else contextlib.nullcontext():
+                ready = left > 0 and poll.poll(left * 1000)
+        finally:
+            with self._lock:
+                self._since.pop(client, None)
+        if not ready:
+            raise TimeoutError("the client took too long")
+
+    def make_room(self, places: int) -> None:
+        """Hangs up on as many of the clients that have waited longest."""
+        before = time.monotonic() - CROWDED
+        with self._lock:
+            late = [client for client, since in self._since.items() if since < before][:places]
+            for client in late:
+                del self._since[client]
+                client.hang_up()
+
+
+WAITING = Waiting()
+
+
+class BoundedSocket(ssl.SSLSocket):
     """A socket that never blocks for ever, and never for long in all.
 
     SO_RCVTIMEO would not do: a blocking SSLSocket tries again when it strikes. A timeout of each
-    read alone would not either: a client that sends a byte now and then never meets it.
-
-    The timeout of the socket is set once and then left alone: each change lets another thread
-    have the interpreter, and gunicorn makes five of them in a request.
+    read alone would not either: a client that sends a byte now and then never meets it. So the
+    socket itself never blocks, whatever gunicorn sets, and the waiting is done here.
     """
 
     _deadline = math.inf
     """When the request must have arrived; none while nothing is served."""
 
     def settimeout(self, value: float | None) -> None:
-        if self._deadline == math.inf:
-            super().settimeout(STALLED if value is None else value)
+        """Leaves the socket without one: each change lets another thread have the interpreter."""
+        del value
+        if self.gettimeout() != 0.0:
+            super().settimeout(0.0)
 
     def setblocking(self, flag: bool) -> None:
         """The worker calls it as it begins to serve the connection: the clock starts."""
-        if self.gettimeout() != STALLED:
-            super().settimeout(STALLED)
+        self.settimeout(0.0)
         self._deadline = time.monotonic() + STALLED if flag else math.inf
+
+    def do_handshake(self, block: bool = False) -> None:
+        """Shakes hands within the time that a client has."""
+        del block
+        deadline = time.monotonic() + STALLED
+        while True:
+            try:
+                return super().do_handshake()
+            except ssl.SSLWantReadError:
+                WAITING.wait(self, select.POLLIN, deadline)
+            except ssl.SSLWantWriteError:
+                WAITING.wait(self, select.POLLOUT, deadline)
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         """Receives what is there by the deadline.
@@ -46,16 +119,35 @@ class _BoundedSocket(ssl.SSLSocket):
         Raises:
             TimeoutError: There was nothing.
         """
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the request took too long to arrive")
-        if left > STALLED * 0.9:  # what is served at once pays for no timeout of its own
-            return super().recv(buflen, flags)
-        super().settimeout(left)
-        try:
-            return super().recv(buflen, flags)
-        finally:
-            super().settimeout(STALLED)
+        while time.monotonic() < self._deadline:
+            try:
+                return super().recv(buflen, flags)
+            except (ssl.SSLWantReadError, BlockingIOError):
+                WAITING.wait(self, select.POLLIN, self._deadline)
+            except ssl.SSLWantWriteError:
+                WAITING.wait(self, select.POLLOUT, self._deadline)
+        raise TimeoutError("the request took too long to arrive")
+
+    def sendall(self, data: Buffer, flags: int = 0) -> None:
+        """Sends all of it, or fails when the client does not take it in time.
+
+        Raises:
+            TimeoutError: It did not.
+        """
+        left = memoryview(data).cast("B")
+        deadline = time.monotonic() + STALLED
+        while left:
+            try:
+                left = left[self.send(left, flags) :]
+            except (ssl.SSLWantWriteError, BlockingIOError):
+                WAITING.wait(self, select.POLLOUT, deadline)
+            except ssl.SSLWantReadError:
+                WAITING.wait(self, select.POLLIN, deadline)
+
+    def hang_up(self) -> None:
+        """Ends the connection under the thread that waits for it."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self, socket.SHUT_RDWR)
 
 
 class ReloadingContext:
@@ -101,7 +193,7 @@ class ReloadingContext:
     def _load(self, stamp: Stamp) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.sslsocket_class = _BoundedSocket
+        context.sslsocket_class = BoundedSocket
         # Without a password OpenSSL would ask for one on the terminal and wait.
         context.load_cert_chain(self._certificate, self._key, password="")
         self._context, self._stamp = context, stamp

@@ -7,6 +7,7 @@ Reference: dcgm-exporter's README, and dcgm_fields.h for the fields.
 
 from __future__ import annotations
 
+import http.client
 import logging
 import math
 import re
@@ -112,7 +113,7 @@ class DcgmExporter:
         try:
             with self._opener.open(self._url, timeout=TIMEOUT) as answer:
                 rows = parse(answer.read(LIMIT))
-        except (OSError, ValueError, MalformedError) as e:
+        except (OSError, ValueError, http.client.HTTPException, MalformedError) as e:
             if not self._failed:
                 LOG.warning("%s: %s", self._url, e)
             self._failed = True

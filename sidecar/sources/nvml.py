@@ -150,7 +150,9 @@ def load_library(driver_root: str = "") -> str | None:
     folders = [f"{root}/{folder}" for root in roots for folder in FOLDERS]
     if driver_root:
         folders.insert(0, driver_root)
-    for place in (LIBRARY, *(f"{folder}/{LIBRARY}" for folder in (*folders, WSL))):
+    found = (f"{folder}/{LIBRARY}" for folder in (*folders, WSL))
+    # The loader would wait for ever for a writer of a pipe, and with it the whole interpreter.
+    for place in (LIBRARY, *filter(os.path.isfile, found)):
         try:
             ctypes.CDLL(place)
         except OSError:

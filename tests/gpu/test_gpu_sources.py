@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -15,7 +19,7 @@ from sidecar.sources.deadline import DeadlineRunner
 from sidecar.sources.errors import MalformedError
 from sidecar.sources.gpu import Gpu, GpuProcess, Instance
 from sidecar.sources.gpu_attribution import Devices, Numbering, attribute_gpus
-from sidecar.sources.nvml import NO_INSTANCE, believable, mig_nodes
+from sidecar.sources.nvml import LIBRARY, NO_INSTANCE, believable, mig_nodes
 from sidecar.sources.processes import Process
 
 if TYPE_CHECKING:
@@ -179,6 +183,43 @@ def test_an_exporter_that_is_not_there() -> None:
     asked = DcgmExporter("http://127.0.0.1:1/metrics")
     asked.refresh()
     assert asked.rows(Gpu(uuid="GPU-a", index=0, vendor="nvidia")) == {}
+
+
+CUT_OFF = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n50\r\nDCGM_FI"
+NOT_HTTP = b"\x15\x03\x01\x00\x02\x02\x46\r\n\r\n"
+
+
+@pytest.mark.parametrize("answer", [CUT_OFF, NOT_HTTP], ids=["cut off", "not http"])
+def test_an_answer_that_is_none_is_no_end_of_asking(answer: bytes) -> None:
+    """An exporter that ends within its answer, as on an update; a port that speaks TLS."""
+    page = b"HTTP/1.1 200 OK\r\n\r\n" + PAGE
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for each in (answer, page):
+                client, _ = listener.accept()
+                with client:
+                    client.recv(4096)
+                    client.sendall(each)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        asked = DcgmExporter(f"http://127.0.0.1:{listener.getsockname()[1]}/metrics")
+        asked.refresh()
+        gpu = Gpu(uuid="GPU-a", index=0, vendor="nvidia")
+        assert asked.rows(gpu) == {}
+        asked.refresh()
+        assert asked.rows(gpu) == {"gpu_sm_active": 0.971234, "gpu_dram_active": 0.5}
+        thread.join()
+
+
+def test_a_library_that_is_a_pipe_is_passed_over(tmp_path: Path) -> None:
+    """The loader would wait for a writer, and every thread of the agent with it."""
+    os.mkfifo(tmp_path / LIBRARY)
+    look = "import sys; from sidecar.sources.nvml import load_library as f; print(f(sys.argv[1]))"
+    command = [sys.executable, "-c", look, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert str(tmp_path) not in found.stdout
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,28 @@ def test_without_a_socket_to_serve_on_it_goes_on(monkeypatch: pytest.MonkeyPatch
     agent.close()
 
 
+def test_a_question_for_the_head_alone_gets_no_body() -> None:
+    agent = Agent(Config(port=0, bind="127.0.0.1"))
+    agent.listen()
+    for path in ("/metrics", "/healthz", "/", "/nothing"):
+        with socket.create_connection(("127.0.0.1", agent.port), 20) as client:
+            client.sendall(f"HEAD {path} HTTP/1.1\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"Content-Length: " in head
+        assert body == b""
+    agent.sampler.start()
+    agent.close()
+
+
+@pytest.mark.parametrize("bind", ["fe80::1", "fe80::1%nowhere", "ff02::1", "192.0.2.1"])
+def test_an_address_that_cannot_be_served_is_not_waited_for(bind: str) -> None:
+    """Link-local without its device, of a device that is not there, of a group, of nobody."""
+    server = listen(lambda environ, start: [], bind=bind, port=0)
+    assert server.server_address[0] in {"::", "0.0.0.0"}
+    server.server_close()
+
+
 def test_an_answer_that_takes_long_is_not_cut_off_for_others() -> None:
     """A busy machine: all places are taken by requests that are being answered."""
     go_on = threading.Event()

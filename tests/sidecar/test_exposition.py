@@ -81,3 +81,33 @@ def test_prometheus_gets_openmetrics_and_others_the_plain_text() -> None:
     assert body.decode() == text(families)
     assert dict(headers)["Content-Type"].startswith("text/plain; version=0.0.4")
     assert "Content-Encoding" not in dict(headers)
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("text/plain;version=abc", "text/plain; version=0.0.4"),
+        ("application/openmetrics-text;version=1.x", "text/plain; version=0.0.4"),
+        ("application/openmetrics-text;version=2.0.0", "application/openmetrics-text; version=1.0"),
+        ("application/openmetrics-text", "application/openmetrics-text; version=1.0.0"),
+        (";;=,,;", "text/plain; version=0.0.4"),
+    ],
+)
+def test_no_accept_header_costs_the_page_or_is_promised_another_format(
+    accept: str, kind: str
+) -> None:
+    families = [CounterMetricFamily("a_counter", "text", value=1)]
+    body, headers = answer(families, accept=accept, accept_encoding="")
+    assert dict(headers)["Content-Type"].startswith(kind)
+    assert body.decode() == text(families, openmetrics=kind.startswith("application/openmetrics"))
+
+
+def test_a_label_that_is_no_utf8_costs_no_page() -> None:
+    family = GaugeMetricFamily("a_gauge", "text", labels=["device"])
+    family.add_metric([b"a\xffb".decode("utf-8", "surrogateescape")], 1)
+    family.add_metric(["eth0"], 2)
+    body, _ = answer([family], accept="", accept_encoding="")
+    assert body.decode().splitlines()[2:] == [
+        'a_gauge{device="a?b"} 1.0',
+        'a_gauge{device="eth0"} 2.0',
+    ]

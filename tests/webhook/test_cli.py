@@ -35,6 +35,7 @@ def test_usage_errors_name_the_flag_and_what_it_may_hold(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert "--bind" in usage_error(capsys, "serve", "--bind", "here")
+    assert "HOST:PORT" in usage_error(capsys, "serve", "--bind", "[::1:8443")
     assert "HOST:PORT" in usage_error(capsys, "serve", "--metrics-bind", "127.0.0.1:99999")
     assert "--tls-cert is required" in usage_error(capsys, "serve")
     assert "--tls-key" in usage_error(capsys, "serve", "--tls-cert", __file__)
@@ -69,6 +70,10 @@ def test_usage_errors_name_the_flag_and_what_it_may_hold(
         ("collectors: [a b]", "collector names"),
         ("driver-root: /", "other than /"),
         ("driver-root: /a:b", "without a colon"),
+        ("driver-root: /.", "other than /"),
+        ("driver-root: /proc", "other than /"),
+        ("driver-root: /dev/shm", "other than /"),
+        ("driver-root: //usr/lib/x86_64-linux-gnu/", "other than /"),
         ("image: A//b", "an image such as"),
         ("cpu-limit: \u0662", "a CPU quantity"),
         ('sidecar-command: ["\\0"]', "a list of words"),

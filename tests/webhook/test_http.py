@@ -86,6 +86,7 @@ UNREADABLE: list[Any] = [
     with_spec(containers=["c"]),
     with_spec(containers={"c": {}}),
     with_spec(initContainers=1),
+    with_spec(containers=[{}] * 500_000),
     with_spec(os="windows"),
     with_spec(nodeSelector=[]),
     with_spec(affinity="here"),
@@ -365,6 +366,34 @@ def test_clients_that_trickle_hold_up_nobody_for_long(server: Server) -> None:
         done.set()
         for thread in threads:
             thread.join()
+
+
+HALVES = {
+    "handshake": b"",
+    "head": HEAD,
+    "body": HEAD + b"Content-Length: 9000\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("said", HALVES.values(), ids=HALVES)
+def test_a_crowd_that_stops_half_way_holds_up_nobody_for_long(said: bytes, server: Server) -> None:
+    """More of them than there are threads to wait for them; the API server waits two seconds."""
+    with contextlib.ExitStack() as stack:
+        crowd = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
+            for _ in range(100)
+        ]
+        if said:
+            crowd = [
+                stack.enter_context(server.context.wrap_socket(one, server_hostname="127.0.0.1"))
+                for one in crowd
+            ]
+        for one in crowd:
+            one.sendall(said or b"\x16\x03\x01\x02\x00\x01")
+        start = time.monotonic()
+        assert server.review(review_of(POD))["allowed"] is True
+        # With a thread each for their three seconds, four at a time, it would be 75.
+        assert time.monotonic() - start < 12
 
 
 def test_more_idle_connections_than_the_server_keeps_lock_nobody_out(server: Server) -> None:
