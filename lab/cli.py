@@ -31,7 +31,7 @@ from lab.story import Finding, Pace, Story, StoryError
 DONE, FAILED = 0, 1
 WORLD = 4
 QUICK_F1 = 0.8
-STORY = ("loss", "pause", "latency")
+STORY = ("throttle", "loss", "latency")
 
 DESCRIPTION = """\
 Runs a training job of four pods on this machine, each with a kitty sidecar that the real
