@@ -24,7 +24,7 @@ LOG = logging.getLogger("kitty.sampler")
 
 BUDGET = 0.005
 """Share of one core that a collector may use before its rounds are spread out."""
-TOTAL = 0.006
+TOTAL = 0.005
 """Share of one core that all collectors may use together. What they really use is a little more:
 a round that is dear now and then is reckoned as less than it is. Serving scrapes comes on top."""
 LONGEST_INTERVAL = 5.0
