@@ -67,8 +67,10 @@ static inline int wanted_port(u16 port)
 
 static inline void add(struct cell *cell, u32 us)
 {
-	u32 slot = slot_of(us);
+	u64 slot = slot_of(us);
 
+	/* The bound must be seen on the register that indexes: older verifiers (6.1) lose it on a copy. */
+	asm volatile("" : "+r"(slot));
 	__sync_fetch_and_add(&cell->count, 1);
 	__sync_fetch_and_add(&cell->sum_us, us);
 	if (slot < SLOTS)
