@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,8 @@ def test_nftables_drops_frames_at_both_ends(cluster: Cluster, probe: Probe) -> N
     with nftables_loss(hit, 5):
         out = probe(hit, peer, send=8 << 20)
         back = probe(peer, hit, send=8 << 20)
-        others = probe(peer, other, send=8 << 20)
+        # A hiccup of the machine makes a sender repeat one whole window; the fault would hit each.
+        others = min((probe(peer, other, send=8 << 20) for _ in range(3)), key=itemgetter("again"))
         for rules in (run("nft", "list", "ruleset"), hit.link.on_pod("nft", "list", "ruleset")):
             assert sum(map(int, re.findall(r"counter packets (\d+)", rules))) > 0
     for direction in (out, back):
