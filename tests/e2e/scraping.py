@@ -69,6 +69,7 @@ def program(package: str) -> Path:
     path = CACHE / package / "usr" / "bin" / package
     if path.exists():
         return path
+    CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for command in (["download"], ["update"], ["download"]):
             words = ["apt-get", "-qq", *command, *([package] if command == ["download"] else [])]

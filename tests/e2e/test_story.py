@@ -48,10 +48,10 @@ class Story:
 def story(kube: Kube, namespace: Callable[..., str], trainer_image: str) -> Story:
     team = namespace("team-a")
     kube.kubectl("label", "namespace", team, f"{PREFIX}inject=true")
-    trainer = (ROOT / "lab" / "trainer.py").read_text()
+    trainer = {name: (ROOT / "lab" / name).read_text() for name in ("trainer.py", "loader.py")}
     kube.api.create(
         f"/api/v1/namespaces/{team}/configmaps",
-        {"metadata": {"name": "trainer"}, "data": {"trainer.py": trainer}},
+        {"metadata": {"name": "trainer"}, "data": trainer},
     )
     pod = pod_of(
         "llm",
@@ -60,7 +60,7 @@ def story(kube: Kube, namespace: Callable[..., str], trainer_image: str) -> Stor
         volumes=[{"name": "trainer", "configMap": {"name": "trainer"}}],
     )
     container = pod["spec"]["containers"][0]
-    container["volumeMounts"] = [{"name": "trainer", "mountPath": "/trainer"}]
+    container["volumeMounts"] = [{"name": "trainer", "mountPath": "/trainer/lab"}]
     container["env"] = [
         {"name": "WORLD_SIZE", "value": str(RANKS)},
         {"name": "MASTER_PORT", "value": "29500"},

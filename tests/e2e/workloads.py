@@ -7,7 +7,7 @@ SLEEP = "import time; time.sleep({seconds})"
 RING = """
 import os, sys, threading, time
 sys.path.insert(0, "/trainer")
-import trainer
+from lab import trainer
 def wait_for(path):
     while not os.path.exists(path):
         time.sleep(0.1)
