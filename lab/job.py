@@ -51,12 +51,18 @@ def torch_command(rank: int, world: int, master: str) -> list[str]:
 
 def torch_missing() -> str:
     """Return why PyTorch cannot run here."""
-    look = "import sys, importlib.util; sys.exit(importlib.util.find_spec('torch') is None)"
+    # Debian 13's launcher asks for a store by libuv, without which it was built, and fails.
+    look = "from torch.distributed import TCPStore; TCPStore('127.0.0.1', 0, 1, True)"
     try:
-        found = subprocess.run([SYSTEM_PYTHON, "-c", look], check=False).returncode == 0
+        done = subprocess.run(
+            [SYSTEM_PYTHON, "-c", look], capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
-        found = False
-    return "" if found else "PyTorch is not installed (Debian's python3-torch)"
+        return f"there is no {SYSTEM_PYTHON}"
+    if "No module named 'torch'" in done.stderr:
+        return "PyTorch is not installed (Debian's python3-torch)"
+    why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    return f"this PyTorch launches nothing: {why}" if done.returncode else ""
 
 
 WORKLOADS = {

@@ -158,18 +158,24 @@ class _Session:
 
     def _program(self, module: Any, kind: str, function: str) -> int:
         said = _stderr_size()
-        name = f"kfunc__{function}" if kind == "fentry" else function
+        name = _fentry_name(module, function) if kind == "fentry" else function.encode()
         try:
-            fd: int = module.load_func(name.encode(), _PROGRAM_TYPES[kind]).fd
+            fd: int = module.load_func(name, _PROGRAM_TYPES[kind]).fd
         except Exception as error:  # bcc raises bare Exception
             raise _refusal(f"loading {function}: {error}", _stderr_tail(said)) from error
         return fd
 
 
+def _fentry_name(module: Any, function: str) -> bytes:
+    """What bcc's macro makes of the function's name; since 0.30 it names the module too."""
+    names = [f"kfunc__{function}".encode(), f"kfunc__vmlinux__{function}".encode()]
+    return next((name for name in names if name in module.kfunc_entry_fds), names[0])
+
+
 def _attach(module: Any, kind: str, target: str, program: int) -> int | None:
     """Attaches; None for programs that the agent itself attaches to threads."""
     if kind == "fentry":  # bcc attaches these when it compiles them
-        link: int = module.kfunc_entry_fds[f"kfunc__{target}".encode()]
+        link: int = module.kfunc_entry_fds[_fentry_name(module, target)]
         return link
     try:
         if kind == "kprobe":

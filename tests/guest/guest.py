@@ -110,7 +110,8 @@ def prepare(which: str = STABLE) -> Kernel:
     if not ready.exists():
         shutil.rmtree(base, ignore_errors=True)
         base.mkdir(parents=True)
-        _unpack(_download(which, base), base / "image")
+        for package in _download(which, base):
+            _unpack(package, base / "image")
         _boot_files(base)
         ready.touch()
     image = next((base / "image" / "boot").glob("vmlinuz-*"))
@@ -177,8 +178,8 @@ def _check_tools() -> None:
         )
 
 
-def _download(which: str, base: Path) -> Path:
-    """Fetches the kernel package from the mirror that this machine's apt uses."""
+def _download(which: str, base: Path) -> list[Path]:
+    """Fetches the kernel's packages from the mirror that this machine's apt uses."""
     site, codename = _mirror()
     suite = codename if which == STABLE else f"{codename}-{which}"
     sources = base / "sources.list"
@@ -195,17 +196,21 @@ def _download(which: str, base: Path) -> Path:
     ]
     flags = [word for option in options for word in ("-o", option)]
     _call(["apt-get", *flags, "update", "-qq"])
-    depends = _call(["apt-cache", *flags, "depends", PACKAGE])
-    names = [
-        word
-        for word in depends.split()
-        if word.startswith("linux-image-") and word != PACKAGE and "<" not in word
-    ]
+    names = _depends(PACKAGE, "linux-image-", flags)
     if not names:
         raise GuestError(f"{suite} has no {PACKAGE}")
-    _call(["apt-get", *flags, "download", "-qq", names[0]], cwd=base)
+    # Since Linux 7 an image is several packages.
+    for part in ("linux-binary-", "linux-modules-"):
+        names += _depends(names[0], part, flags)
+    _call(["apt-get", *flags, "download", "-qq", *names], cwd=base)
     shutil.rmtree(base / "apt")
-    return next(base.glob("*.deb"))
+    return list(base.glob("*.deb"))
+
+
+def _depends(package: str, prefix: str, flags: list[str]) -> list[str]:
+    """The first real package of such a name that a package depends on."""
+    words = _call(["apt-cache", *flags, "depends", package]).split()
+    return [word for word in words if word.startswith(prefix) and word != package][:1]
 
 
 def _mirror() -> tuple[str, str]:
@@ -231,14 +236,16 @@ def _unpack(package: Path, target: Path) -> None:
 
 
 def _boot_files(base: Path) -> None:
-    image = next((base / "image" / "boot").glob("vmlinuz-*"))
-    release = image.name.removeprefix("vmlinuz-")
     # Packages of Debian 12 use /lib, later ones /usr/lib.
     modules = next(
         path
         for prefix in ("lib", "usr/lib")
-        if (path := base / "image" / prefix / "modules" / release).is_dir()
+        for path in (base / "image" / prefix / "modules").glob("*")
     )
+    release = modules.name
+    if (modules / "vmlinuz").exists():  # since Linux 7
+        (base / "image" / "boot").mkdir(exist_ok=True)
+        (modules / "vmlinuz").rename(base / "image" / "boot" / f"vmlinuz-{release}")
     (base / "lib" / "modules").mkdir(parents=True)
     modules.rename(base / "lib" / "modules" / release)
     _call(["depmod", "-b", str(base), release])
@@ -292,7 +299,9 @@ def _file_server(socket: Path) -> list[str]:
     if "qemu" in path:
         options = "source=/,sandbox=chroot,cache=always,no_posix_lock"
         return [path, f"--socket-path={socket}", "-o", options, "-f"]
+    # An overlay cannot stand on what the guest knows for another file system, as /proc is here.
     shared = ["--shared-dir", "/", "--sandbox", "chroot", "--cache", "always"]
+    shared.append("--no-announce-submounts")
     return [path, f"--socket-path={socket}", *shared]
 
 

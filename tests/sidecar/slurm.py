@@ -83,7 +83,9 @@ class Slurm:
         sandbox.run("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
         stepd = self.program("sbin/slurmstepd")
         for name, extra in (("slurmctld", ""), ("slurmd", f"-d {stepd}")):
-            daemon = self.program(f"sbin/{name}")
+            # Later ones load a plugin by the name that they were started as.
+            daemon = folder / name
+            daemon.symlink_to(self.program(f"sbin/{name}"))
             sandbox.start(
                 *("unshare", "--uts", "sh", "-c"),
                 f"hostname {NODE} && exec {daemon} -D {extra}",

@@ -5,7 +5,6 @@ mpirun, PyTorch's torchrun and Slurm are Debian's; Slurm is unpacked and not ins
 
 from __future__ import annotations
 
-import importlib.machinery
 import shlex
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.job import WORKLOADS
 from tests.sidecar.sandbox import Page, Sandbox
 from tests.sidecar.slurm import Slurm
 
@@ -61,11 +61,8 @@ def test_mpirun(sandbox: Sandbox) -> None:
 
 def torchrun(sandbox: Sandbox, node: int, nodes: int, **env: str) -> None:
     """Starts what torchrun is, with two ranks."""
-    if (
-        importlib.machinery.PathFinder.find_spec("torch", ["/usr/lib/python3/dist-packages"])
-        is None
-    ):
-        pytest.skip("python3-torch is not installed")
+    if missing := WORKLOADS["torch"].missing():
+        pytest.skip(missing)
     sandbox.start(
         *("/usr/bin/python3", "-m", "torch.distributed.run"),
         *("--nnodes", str(nodes), "--node_rank", str(node), "--nproc_per_node", "2"),
@@ -73,7 +70,7 @@ def torchrun(sandbox: Sandbox, node: int, nodes: int, **env: str) -> None:
         # Debian 12's fails with the default of these under its Python.
         *("--redirects", "1", "--tee", "1"),
         *("--no_python", "sh", "-c", f"exec {TRAINER}"),
-        env={**env, "OMP_NUM_THREADS": "1", "HOME": "/tmp"},
+        env={**env, "OMP_NUM_THREADS": "1", "USE_LIBUV": "0", "HOME": "/tmp"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
