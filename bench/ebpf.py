@@ -76,7 +76,7 @@ def load(*groups: list[loader.Candidate]) -> list[loader.Loaded]:
 
 def rss() -> None:
     """Resident memory of the whole agent two and ten seconds after its start."""
-    plain = "pod,tcp,net,system,process,rank,cgroup,rdma,netdev"
+    plain = "pod,tcp,net,system,process,rank,matrix,waiting,anomaly,cgroup,rdma,netdev"
     full = f"{plain},rtt,kernel"
     seen: dict[str, list[tuple[int, int]]] = {plain: [], full: []}
     for _ in range(3):
