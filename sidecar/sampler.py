@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("kitty.sampler")
 
-BUDGET = 0.005
-"""Share of one core that a collector may use before its rounds are spread out."""
 TOTAL = 0.005
 """Share of one core that all collectors may use together. What they really use is a little more:
 a round that is dear now and then is reckoned as less than it is. Serving scrapes comes on top."""
@@ -59,7 +57,7 @@ class Rounds:
         self.duration: float | None = None
         self.errors = 0
         self.due = 0.0
-        self.budget = BUDGET
+        self.budget = TOTAL
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._outcome: Reason | None = Reason.STARTING
@@ -127,9 +125,9 @@ def fair_budget(shares: Iterable[float]) -> float:
     for index, share in enumerate(waiting):
         fair = left / (len(waiting) - index)
         if share > fair:
-            return min(BUDGET, fair)
+            return fair
         left -= share
-    return BUDGET
+    return TOTAL
 
 
 def _reason(error: BaseException) -> Reason:

@@ -25,6 +25,7 @@ HOST_ENV = {"KITTY_HOST_IP": "status.hostIP"}
 
 
 ACCOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where every container of a pod finds the pod's account."""
 
 
 def sidecar(plan: Plan, config: Config, *, mounts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import os
 import ssl
 
 from webhook.cluster import WEBHOOKS
+from webhook.container import ACCOUNT_PATH
 
-ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 EVERY = 5.0
 """Seconds between two looks."""
 _LIMIT = 5.0
@@ -29,7 +29,7 @@ class Glance:
         account: The folder of the account's token and CA.
     """
 
-    def __init__(self, *, name: str, host: str, port: int, account: str = ACCOUNT) -> None:
+    def __init__(self, *, name: str, host: str, port: int, account: str = ACCOUNT_PATH) -> None:
         self._path = f"{WEBHOOKS}/{name}"
         self._address = host, port
         self._account = account

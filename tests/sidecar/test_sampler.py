@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import Metric
 
 from sidecar.collectors.base import Reason, UnavailableError
-from sidecar.sampler import BUDGET, STALLED_AFTER, TOTAL, Rounds, Sampler, fair_budget
+from sidecar.sampler import STALLED_AFTER, TOTAL, Rounds, Sampler, fair_budget
 from sidecar.sources.errors import SourceError
 
 
@@ -166,8 +166,8 @@ def test_the_thread_runs_every_collector_and_stops(probe: Probe) -> None:
 
 
 def test_a_dear_collector_leaves_room_for_the_others() -> None:
-    assert fair_budget([]) == BUDGET
-    assert fair_budget([0.001, 0.0005, 0.001]) == BUDGET
+    assert fair_budget([]) == TOTAL
+    assert fair_budget([0.001, 0.0005, 0.001]) == TOTAL
     cheap = [0.0005, 0.00025, 0.001]
     assert fair_budget([0.02, *cheap]) == pytest.approx(TOTAL - sum(cheap))
     assert fair_budget([0.02, 0.03, 0.001]) == pytest.approx((TOTAL - 0.001) / 2)
