@@ -1,4 +1,4 @@
-"""Parsers of a network namespace's TCP totals: /proc/<pid>/net/{snmp,sockstat}.
+"""Parsers of a network namespace's TCP totals: /proc/<pid>/net/snmp.
 
 Source: net/ipv4/proc.c; meaning: RFC 4022 (RetransSegs, OutSegs) and RFC 1213.
 """
@@ -40,21 +40,3 @@ def parse_snmp(data: bytes) -> TcpTotals:
         )
     except (ValueError, KeyError) as e:
         raise MalformedError(f"net/snmp: {data[:80]!r}") from e
-
-
-def parse_time_wait(data: bytes) -> int | None:
-    """Returns the sockets in TIME-WAIT of net/sockstat, None where the row is not there.
-
-    Sample: `TCP: inuse 27 orphan 0 tw 25 alloc 27 mem 3`.
-
-    Raises:
-        MalformedError: the row holds no number.
-    """
-    for line in data.splitlines():
-        fields = line.split()
-        if fields[:1] == [b"TCP:"] and b"tw" in fields:
-            try:
-                return int(fields[fields.index(b"tw") + 1])
-            except (ValueError, IndexError) as e:
-                raise MalformedError(f"net/sockstat: {line!r}") from e
-    return None

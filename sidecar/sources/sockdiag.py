@@ -122,11 +122,6 @@ class SockDiag:
         self._sequence = 0
         self.overruns = 0
 
-    @property
-    def hears_closings(self) -> bool:
-        """Whether the final counters of closed sockets arrive (needs CAP_NET_ADMIN)."""
-        return self._closings is not None
-
     def close(self) -> None:
         """Closes the netlink sockets."""
         for each in (self._requests, self._closings):

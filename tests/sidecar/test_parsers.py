@@ -49,7 +49,6 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "environ": (lambda data: procfs.parse_environ(data, (b"RANK", b"JOB_NAME")), b"RANK=1\0A=2\0"),
     "cgroup": (procfs.parse_cgroup, b"4:cpu,cpuacct:/kubepods/c1\n0::/x\n"),
     "snmp": (snmp.parse_snmp, fixture.SNMP.encode()),
-    "sockstat": (snmp.parse_time_wait, b"TCP: inuse 27 orphan 0 tw 25 alloc 27 mem 3\n"),
     "stat of the machine": (system.parse_cpu_times, b"cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1\n"),
     "meminfo": (system.parse_available_memory, b"MemTotal: 5 kB\nMemAvailable:  512 kB\n"),
     "smaps_rollup": (maps.parse_proportional, b"0-1 [rollup]\nRss: 9 kB\nPss:   199 kB\n"),
@@ -97,7 +96,6 @@ EXPECTED: dict[str, object] = {
     "snmp": snmp.TcpTotals(
         out_segments=4000, retransmitted_segments=42, active_opens=11, passive_opens=12
     ),
-    "sockstat": 25,
     "stat of the machine": system.CpuTimes(idle=9, total=36),
     "meminfo": 512 * 1024,
     "smaps_rollup": 199 * 1024,
