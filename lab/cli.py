@@ -16,7 +16,7 @@ from rich.console import Console
 from lab import __version__
 from lab.admission import AdmissionError
 from lab.commands import ToolError
-from lab.demo import Judge, Judged, judge_of, said
+from lab.demo import Judge, Judged, judge_of, programs_or_why, said
 from lab.display import PLAIN_WIDTH, Narration, display_for, summary
 from lab.evalreport import markdown, plot
 from lab.evaluation import FULL_SEED, QUICK_SEED, Record, evaluate, make_plan
@@ -203,10 +203,11 @@ def tell(
     console = Console(stderr=as_json)
     if not console.is_terminal:
         console = Console(stderr=as_json, width=PLAIN_WIDTH)
+    programs = programs_or_why() if judged else None
     with (
         display_for(console) as display,
         Story(display=display, pace=pace, workload=workload) as story,
-        judge_of(story) if judged else nullcontext(Judge()) as judge,
+        judge_of(story, programs) if programs else nullcontext(Judge()) as judge,
     ):
         for kind in kinds:
             if judged:

@@ -98,14 +98,23 @@ def said(judged: Judged) -> str:
     return f"after {judged.after_s:.0f} s, {sentence}"
 
 
-@contextmanager
-def judge_of(story: Story, *, find: Callable[[], Path] = find_programs) -> Iterator[Judge]:
-    """Run a Prometheus with the shipped rules beside a story; without its programs say so."""
+def programs_or_why(find: Callable[[], Path] = find_programs) -> Path | ToolError:
+    """Return the folder of Prometheus' programs, or why there is none.
+
+    To be called before the lab starts: its own network reaches no mirror to fetch them from.
+    """
     try:
-        programs = find()
+        return find()
     except ToolError as error:
-        story.display.say(f"note: no verdicts, the sidecars' own figures only: {error}")
-        yield Judge(why_not=str(error))
+        return error
+
+
+@contextmanager
+def judge_of(story: Story, programs: Path | ToolError) -> Iterator[Judge]:
+    """Run a Prometheus with the shipped rules beside a story; without its programs say so."""
+    if isinstance(programs, ToolError):
+        story.display.say(f"note: no verdicts, the sidecars' own figures only: {programs}")
+        yield Judge(why_not=str(programs))
         return
     with judging(story, programs) as server:
         story.display.say(

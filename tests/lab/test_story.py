@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from lab.demo import Judged, judge_of, said
+from lab import cli
+from lab.commands import ToolError
+from lab.demo import Judged, judge_of, programs_or_why, said
 from lab.faults import KINDS
 from lab.job import CONTAINER, WORKLOADS
 from lab.judge import Verdict, find_programs
 from lab.scrape import Window
 from lab.signals import SIGNALS
-from lab.story import Finding, Pace, Story
+from lab.story import Finding, Pace, Story, StoryError
 
 
 class Quiet:
@@ -136,12 +138,33 @@ def test_without_prometheus_the_demo_says_so_and_goes_on(tmp_path: Path) -> None
     script.chmod(0o755)
     display = Quiet()
     story = Story(display=display)
-    with judge_of(story, find=lambda: find_programs(unpack=script, path="/none")) as judge:
+    why = programs_or_why(lambda: find_programs(unpack=script, path="/none"))
+    with judge_of(story, why) as judge:
         assert judge.server is None
     assert judge.why_not == "no Prometheus: no network"
     assert display.said == [
         "note: no verdicts, the sidecars' own figures only: no Prometheus: no network"
     ]
+
+
+def test_prometheus_is_fetched_while_the_machines_network_is_there(
+    root: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lab's own reaches no mirror: what is asked for in there is never found."""
+    order = []
+
+    def fetch() -> ToolError:
+        order.append("fetch")
+        return ToolError("not now")
+
+    def start(**_: object) -> Story:
+        order.append("start")
+        raise StoryError("no further")
+
+    monkeypatch.setattr(cli, "programs_or_why", fetch)
+    monkeypatch.setattr(cli, "Story", start)
+    assert cli.main(["demo"]) == cli.FAILED
+    assert order == ["fetch", "start"]
 
 
 @pytest.mark.parametrize(
