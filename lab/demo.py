@@ -119,6 +119,6 @@ def judge_of(story: Story, programs: Path | ToolError) -> Iterator[Judge]:
     with judging(story, programs) as server:
         story.display.say(
             "Prometheus scrapes the sidecars every 5 s and evaluates the shipped rules, which say "
-            "nothing of a job in its first half minute"
+            "nothing of a job in its first 20 s"
         )
         yield Judge(server=server)

@@ -44,7 +44,7 @@ class Pace:
     """
 
     interval: float = 0.5
-    before: float = 5.0
+    before: float = 3.0
     fault: float = 8.0
     settle: float = 2.0
     patience: float = 40.0

@@ -39,6 +39,16 @@ def test_a_slow_link_among_all_to_all(programs: Path, tmp_path: Path, ranks: int
     said(programs, tmp_path, job, job.verdict(1, "network-latency"))
 
 
+def test_a_job_that_just_began_is_left_alone(programs: Path, tmp_path: Path) -> None:
+    job = Job(4)
+    job.slow_link(1)
+    expected = Expectations()
+    for moment in range(0, 25, 5):
+        expected.only(moment)
+    expected.only(30, job.verdict(1, "network-latency"))
+    check(programs, tmp_path, job.series, expected)
+
+
 def test_two_slow_links_in_a_larger_job(programs: Path, tmp_path: Path) -> None:
     job = Job(8)
     job.slow_link(1)
