@@ -126,9 +126,16 @@ class Plan:
 
 
 def make_plan(
-    *, workload: str, seed: int, quick: bool, faults: Sequence[str] = tuple(EXPECTED)
+    *,
+    workload: str,
+    seed: int,
+    quick: bool,
+    faults: Sequence[str] = tuple(EXPECTED),
+    healthy_minutes: float | None = None,
 ) -> Plan:
     """Return the plan of a seed: in random order, no rank and no class twice in a row."""
+    if healthy_minutes is None:
+        healthy_minutes = 1 if quick else 7
     chance = random.Random(seed)  # noqa: S311 -- an order, not a secret
     ranks = 1 if quick else 2
     waiting = [
@@ -148,7 +155,7 @@ def make_plan(
         trials=tuple(trials),
         fault_s=30 if quick else 35,
         calm_s=25,
-        healthy_s=60 if quick else 420,
+        healthy_s=60 * healthy_minutes,
     )
 
 

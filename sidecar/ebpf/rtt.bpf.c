@@ -17,6 +17,9 @@
 #define OCTAVES 16     /* from 2.1 s on: the last slot */
 #define SLOTS (2 * OCTAVES + 2)
 #define FRESH_US 2000000
+#define SPACING_US 500 /* of the segments whose round trips count, on a busy connection */
+#define RECENT 256
+#define RECENT_SHIFT 56 /* 64 less the bits of RECENT */
 
 struct connection { /* as inet_diag names it: all in network order */
 	u16 local_port;
@@ -93,18 +96,34 @@ static inline struct cell *cell_of(struct connection *key, u64 mark)
 }
 
 #ifndef HOOK_SOCK_OPS
-/* Fills the key; 0 for sockets of other namespaces, families and ports. */
+/* The agent keeps its namespace alive, so what struct net has its number stays the same. */
+BPF_ARRAY(own_net, u64, 1);
+
+static inline int in_namespace(void *sk)
+{
+	u32 zero = 0, inum = 0;
+	u64 net = 0;
+	u64 *known = own_net.lookup(&zero);
+
+	if (!known || bpf_probe_read_kernel(&net, sizeof(net), sk + OFF_NET))
+		return 0;
+	if (*known)
+		return net == *known;
+	bpf_probe_read_kernel(&inum, sizeof(inum), (void *)net + OFF_INUM);
+	if (inum != NETNS)
+		return 0;
+	*known = net;
+	return 1;
+}
+
+/* Fills the key; 0 for sockets of other families and ports. */
 static inline int identify(void *sk, struct connection *key)
 {
 	u64 common[SOCK_COMMON_BYTES / 8];
 	u8 *c = (u8 *)common;
-	u32 inum = 0;
 	u16 family;
 
 	if (bpf_probe_read_kernel(common, sizeof(common), sk))
-		return 0;
-	bpf_probe_read_kernel(&inum, sizeof(inum), *(void **)(c + OFF_NET) + OFF_INUM);
-	if (inum != NETNS)
 		return 0;
 	if (!wanted_port(*(u16 *)(c + OFF_NUM)))
 		return 0;
@@ -130,7 +149,7 @@ static inline void sample(void *sk, long us)
 	struct connection key = {};
 	struct cell *cell;
 
-	if (us < 0 || !identify(sk, &key))
+	if (us < 0 || !in_namespace(sk) || !identify(sk, &key))
 		return;
 	cell = cell_of(&key, 0);
 	if (cell)
@@ -177,24 +196,44 @@ int on_ack(struct pt_regs *ctx, void *sk, int flag, long seq_us, long sack_us)
 #endif
 
 /* tcp_probe(sk, skb) fires for every segment received, before it is processed: what is read is
- * the round trip of the segment acknowledged last (struct tcp_rack, net/ipv4/tcp_recovery.c). */
+ * the round trip of the segment acknowledged last (struct tcp_rack, net/ipv4/tcp_recovery.c).
+ *
+ * A connection at full speed would pay for each of its acknowledgements. `recent` remembers what
+ * was counted last of a socket, so that all but one in SPACING_US cost two reads; whoever shares
+ * an entry only makes it forget. */
 #ifdef HOOK_TCP_PROBE
+struct recent { /* a cache line each: sockets of several processors share none */
+	u64 sk;
+	u64 mark;
+	u64 pad[6];
+};
+
+BPF_ARRAY(recent, struct recent, RECENT);
+
 int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
 {
 	void *sk = (void *)ctx->args[0];
+	u32 place = ((u64)sk * 0x9e3779b97f4a7c15) >> RECENT_SHIFT;
+	struct recent *last = recent.lookup(&place);
 	struct connection key = {};
 	struct cell *cell;
 	u64 sent_us = 0;
 	u32 us = 0;
 
-	if (!identify(sk, &key))
+	if (!last || !in_namespace(sk))
 		return 0;
 	bpf_probe_read_kernel(&sent_us, sizeof(sent_us), sk + OFF_RACK_MSTAMP);
 	if (!sent_us)
 		return 0;
+	if (last->sk == (u64)sk && sent_us - last->mark < SPACING_US)
+		return 0;
+	if (!identify(sk, &key))
+		return 0;
+	last->sk = (u64)sk;
+	last->mark = sent_us;
 	cell = cells.lookup(&key);
 	if (cell) {
-		if (cell->mark == sent_us)
+		if (sent_us - cell->mark < SPACING_US)
 			return 0;
 		cell->mark = sent_us;
 	} else {

@@ -20,6 +20,8 @@ from sidecar.sources.sockets import ZERO, RankSockets, SocketSnapshot
 from tests.sidecar.sandbox import Sandbox, inside
 
 EXCHANGES = 50
+SPACING_S = 0.0005
+"""From one counted segment of a connection to the next, at least, where the hook is `tcp_probe`."""
 CELLS = 4096
 """That the kernel's map holds."""
 FAMILIES = {
@@ -51,12 +53,13 @@ class Talk:
 
         self.near, self.far = inside(pid, connect)
 
-    def run(self, exchanges: int = EXCHANGES) -> None:
+    def run(self, exchanges: int = EXCHANGES, *, apart_s: float = 2 * SPACING_S) -> None:
         for _ in range(exchanges):
             self.near.sendall(b"x" * 500)
             self.far.recv(1000)
             self.far.sendall(b"y")
             self.near.recv(10)
+            time.sleep(apart_s)
 
     def close(self) -> None:
         self.near.close()
@@ -130,13 +133,34 @@ def test_every_exchange_is_a_sample_of_its_connection(
     talk.close()
 
 
+def test_a_busy_connection_is_sampled(load: loader.Loader, sandbox: Sandbox) -> None:
+    [loaded] = load.load(rtt.candidates(scope(sandbox), hook="tcp_probe"))
+    assert isinstance(loaded, loader.Loaded)
+    probe = rtt.KernelProbe(loaded)
+    talk, exchanges = Talk(sandbox.init), 2000
+    began = time.monotonic()
+    talk.run(exchanges, apart_s=0)
+    most = (time.monotonic() - began) / SPACING_S + 1
+    grown = probe.read()
+    assert len(grown) == 2
+    for _, growth in grown:
+        assert 1 <= rtt.Samples.unpack(growth).count <= min(most, exchanges)
+    talk.close()
+    probe.close()
+
+
 def test_another_namespace_is_not_seen(
     probe: rtt.KernelProbe, sandbox: Sandbox, other: Sandbox
 ) -> None:
-    elsewhere = Talk(other.init)
+    elsewhere, here = Talk(other.init), Talk(sandbox.init)
     elsewhere.run()
-    elsewhere.close()
     assert probe.read() == []
+    ends = {end.getsockname()[1] for end in (here.near, here.far)}
+    for talk in (here, elsewhere, here):
+        talk.run()
+    assert {rtt.local_port(key) for key, _ in probe.read()} == ends
+    elsewhere.close()
+    here.close()
 
 
 def test_an_idle_connection_leaves_the_map_and_comes_back(
