@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lab.story import Display
 
 WORLD = 4
-WORKLOAD = replace(WORKLOADS["ring"], limits={"nvidia.com/gpu": "1"})
+WORKLOAD = replace(WORKLOADS["ring"], limits={"nvidia.com/gpu": "1", "memory": "1Gi"})
 USUAL_CAP = 0.1
 """Share of the time in which the power limit holds a busy GPU's clocks back, as it is meant to."""
 
@@ -87,6 +87,10 @@ class Gpus:
                 self._scenarios[pod.placement.node].set({"gpu.0.processes": f"{inner}:1073741824"})
             yield story
 
+    def report_xid(self, pod: Pod, number: int) -> None:
+        """Lets the driver report an XID error of a pod's GPU, its first."""
+        self._scenarios[pod.placement.node].set({"gpu.0.xid.0": number})
+
     @contextmanager
     def held_back(self, pod: Pod, reason: Reason, share: float) -> Iterator[None]:
         """Holds the clocks of a pod's GPU back for a share of the time; no step takes longer."""
@@ -129,7 +133,9 @@ def kinds(gpus: Gpus) -> dict[str, Kind]:
         made.name: made
         for made in (
             kind("gpu-heat", "heat holds the GPU's clocks back", HEAT),
-            kind("gpu-heat-older-driver", "the same, counted as before R570", HEAT_OLDER_DRIVER),
+            kind(
+                "gpu-heat-older-driver", "the same, counted as older drivers do", HEAT_OLDER_DRIVER
+            ),
             kind("gpu-power-cap", "the power limit holds the GPU's clocks back", POWER_CAP),
         )
     }
