@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,9 +30,10 @@ def accused(server: Prometheus) -> Verdict:
     """Waits until a GPU is accused; returns the verdict."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
-        for verdict in stragglers(server):
-            if verdict.kind == "gpu":
-                return verdict
+        with suppress(OSError):  # it is busy
+            named = [verdict for verdict in stragglers(server) if verdict.kind == "gpu"]
+            if named:
+                return named[0]
         time.sleep(0.5)
     raise AssertionError(server.query('kitty:signal{signal="gpu_throttled"}'))
 
@@ -55,8 +58,9 @@ def test_a_hot_gpu_is_named_and_one_at_its_power_limit_is_not(
     ):
         verdict = accused(server)
         assert verdict.rank == 2
-        assert "clocks are held back 9" in verdict.description
-        assert "the median of the job is 0%" in verdict.description
+        figures = re.search(r"held back (.+)% of the time; .* is (.+)%", verdict.description)
+        assert figures is not None, verdict.description
+        assert float(figures[1]) > 50 > float(figures[2])
         said = {series.rank for series in verdicts(server, PATIENCE_S) if series.kind == "gpu"}
         assert said == {"2"}
         owners = {(o["rank"], o["attributed_by"]) for o, _ in server.query("kitty_gpu_info")}
