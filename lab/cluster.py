@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,15 +84,20 @@ class Cluster:
         directory: For certificates and logs; removed at the end.
         notes: What this machine does not offer, one sentence each.
         swept: Names of dead owners whose remains were removed at the start.
+
+    Args:
+        node_env: What the container runtime of a node, by name, adds to the environment of every
+            container there, as NVIDIA's does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, node_env: Callable[[str], Mapping[str, str]] = lambda _: {}) -> None:
         self.directory = run_directory()
         self.notes: list[str] = []
         self.swept: list[str] = []
         self.pods: list[Pod] = []
         self._stack = ExitStack()
         self._cgroup = Cgroup([])
+        self._node_env = node_env
         self._image_env = {
             "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}",
             "TMPDIR": str(self.directory),  # what a killed container leaves goes with the rest
@@ -199,7 +204,11 @@ class Cluster:
 
     def _start_container(self, pod: Pod, container: Mapping[str, Any]) -> None:
         name = str(container["name"])
-        env = self._image_env | environment(pod.manifest, container, pod.placement)
+        env = {
+            **self._image_env,
+            **self._node_env(pod.placement.node),
+            **environment(pod.manifest, container, pod.placement),
+        }
         cgroup = pod.cgroup.child(f"container-{name}")
         limits = container.get("resources", {}).get("limits", {})
         if "cpu" in limits:

@@ -126,7 +126,7 @@ def headline(result: Score) -> list[tuple[str, str]]:
                 f"{number(result.false_an_hour(), '.1f')} an hour"
             ),
         ),
-        ("trials without data, not counted", str(len(result.outcomes) - len(result.counted()))),
+        ("trials without data, not counted", str(sum(o.said == NO_DATA for o in result.outcomes))),
     ]
 
 

@@ -13,15 +13,15 @@ import random
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lab import __version__
 from lab.commands import ToolError
-from lab.faults import KINDS
+from lab.faults import KINDS, Kind
 from lab.job import SYSTEM_PYTHON, WORKLOADS
 from lab.judge import INTERVAL_S, Said, find_programs, heartbeats, judging, verdicts
 from lab.prometheus import Prometheus
@@ -177,9 +177,29 @@ def _next_one(waiting: Sequence[Planned], before: Sequence[Planned]) -> int:
     return min(range(len(waiting)), key=likeness)
 
 
-def level_of(planned: Planned) -> Level:
+def level_of(planned: Planned, levels: Mapping[str, Sequence[Level]] = LEVELS) -> Level:
     """Return the level that a planned trial names."""
-    return next(level for level in LEVELS[planned.fault] if level.name == planned.level)
+    return next(level for level in levels[planned.fault] if level.name == planned.level)
+
+
+def open_story(display: Display, plan: Plan) -> Story:
+    """Return the job of a plan, to be entered."""
+    return Story(display=display, world=WORLD, workload=WORKLOADS[plan.workload])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What trials are made of; by default the lab's own faults on its own jobs.
+
+    Attributes:
+        kinds: The faults, by name.
+        levels: Their strengths, by name.
+        story: Makes the job that is hurt.
+    """
+
+    kinds: Mapping[str, Kind] = field(default_factory=lambda: KINDS)
+    levels: Mapping[str, Sequence[Level]] = field(default_factory=lambda: LEVELS)
+    story: Callable[[Display, Plan], AbstractContextManager[Story]] = open_story
 
 
 @dataclass(kw_only=True)
@@ -334,16 +354,25 @@ class Evaluation:
         folder: Where the record is written.
         programs: The folder of Prometheus.
         deadline: Monotonic time after which no new trial begins.
+        ground: What trials are made of.
     """
 
     def __init__(
-        self, *, record: Record, display: Display, folder: Path, programs: Path, deadline: float
+        self,
+        *,
+        record: Record,
+        display: Display,
+        folder: Path,
+        programs: Path,
+        deadline: float,
+        ground: Ground,
     ) -> None:
         self._record = record
         self._display = display
         self._folder = folder
         self._programs = programs
         self._deadline = deadline
+        self._ground = ground
         self._loads: list[float] = []
         self._begun: float | None = None  # of a fault that has not ended
 
@@ -368,7 +397,7 @@ class Evaluation:
         plan = self._record.plan
         chance = random.Random(plan.seed)  # noqa: S311 -- moments, not a secret
         with (
-            Story(display=self._display, world=WORLD, workload=WORKLOADS[plan.workload]) as story,
+            self._ground.story(self._display, plan) as story,
             judging(story, self._programs) as server,
         ):
             start = time.time()
@@ -405,7 +434,8 @@ class Evaluation:
             self._begun = None
 
     def _trial(self, story: Story, planned: Planned, trials: list[Trial]) -> None:
-        kind, level, plan = KINDS[planned.fault], level_of(planned), self._record.plan
+        plan, kind = self._record.plan, self._ground.kinds[planned.fault]
+        level = level_of(planned, self._ground.levels)
         now = time.time()
         before = story.step_time(now - plan.calm_s / 2, now)
         strength = level.strength
@@ -466,7 +496,13 @@ class Evaluation:
 
 
 def evaluate(
-    plan: Plan, *, folder: Path, display: Display, minutes: float | None, resume: bool
+    plan: Plan,
+    *,
+    folder: Path,
+    display: Display,
+    minutes: float | None,
+    resume: bool,
+    ground: Ground | None = None,
 ) -> Record:
     """Run a plan, or what is left of it.
 
@@ -488,6 +524,11 @@ def evaluate(
     deadline = time.monotonic() + 60 * minutes if minutes else math.inf
     if record.left() or record.healthy_left():
         Evaluation(
-            record=record, display=display, folder=folder, programs=programs, deadline=deadline
+            record=record,
+            display=display,
+            folder=folder,
+            programs=programs,
+            deadline=deadline,
+            ground=ground or Ground(),
         ).run()
     return record

@@ -21,6 +21,7 @@ class Workload:
         name: Of the job, and on the command line.
         command: Of a rank's container, from rank, world size and the address of rank 0.
         env: Its variables beside those of the controller.
+        limits: What it asks for, as ``nvidia.com/gpu``.
         start_timeout_s: How long ranks may take until they are connected.
         missing: What this machine lacks for it, in a sentence; empty where nothing.
     """
@@ -28,6 +29,7 @@ class Workload:
     name: str
     command: Callable[[int, int, str], list[str]]
     env: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 30.0
     missing: Callable[[], str] = str
 
@@ -135,6 +137,7 @@ def training_pod(rank: int, world: int, master: str, workload: Workload) -> dict
                     "command": workload.command(rank, world, master),
                     "env": [{"name": key, "value": value} for key, value in env.items()],
                     "ports": [{"name": "pytorchjob-port", "containerPort": MASTER_PORT}],
+                    **({"resources": {"limits": {**workload.limits}}} if workload.limits else {}),
                 }
             ],
         },

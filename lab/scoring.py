@@ -11,6 +11,8 @@ from statistics import median
 
 from lab.judge import Said
 
+NOTHING, WRONG_RANK, NO_DATA = "nothing", "wrong rank", "no data"
+
 # Written down before anything was scored.
 EXPECTED = {
     "latency": "network-latency",
@@ -21,8 +23,13 @@ EXPECTED = {
     "pause": "paused",
     "slow-input": "input",
 }
+# The same for what only a stub of the GPU's driver can do; no plan of the lab has it.
+EXPECTED_ON_STUB = {
+    "gpu-heat": "gpu",
+    "gpu-heat-older-driver": "gpu",
+    "gpu-power-cap": NOTHING,
+}
 UNNAMED = frozenset({"path", "inconclusive"})  # they accuse no rank
-NOTHING, WRONG_RANK, NO_DATA = "nothing", "wrong rank", "no data"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +60,13 @@ class Trial:
 
     @property
     def expected(self) -> str:
-        """The class that is right."""
-        return EXPECTED[self.fault]
+        """The class that is right; ``nothing`` of what is no fault, though it looks like one."""
+        return (EXPECTED | EXPECTED_ON_STUB)[self.fault]
+
+    @property
+    def control(self) -> bool:
+        """Whether it is no fault: it lasts in healthy time, and nothing is to be said of it."""
+        return self.expected == NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +106,8 @@ class Outcome:
         trial: The fault.
         said: Class that was said of the right rank most of the time, or ``nothing``,
             ``wrong rank``, ``no data``.
-        right: Whether rank and class were right at some evaluation with the fault on.
+        right: Whether rank and class were right at some evaluation with the fault on; of a
+            control, whether nothing was said.
         rank_right: Whether the rank was right, whatever the class.
         detected_s: From the fault's begin to the first right verdict.
         cleared_s: From its end to the first evaluation at which nothing is said of the rank;
@@ -141,8 +154,8 @@ class Score:
     unnamed: Sequence[Episode] = field(default_factory=tuple)
 
     def counted(self) -> list[Outcome]:
-        """Return the outcomes of trials that there are data of."""
-        return [outcome for outcome in self.outcomes if outcome.said != NO_DATA]
+        """Return the outcomes of faults that there are data of."""
+        return [o for o in self.outcomes if o.said != NO_DATA and not o.trial.control]
 
     def recall(self) -> float | None:
         """Return the share of faults whose rank and class were said while they were on."""
@@ -250,13 +263,14 @@ def score(sessions: Iterable[Session], *, interval: float, allowance: float) -> 
     for session in sessions:
         told = episodes(session.said, interval)
         outcomes += [judge(trial, session, told, interval=interval) for trial in session.trials]
+        faults = [trial for trial in session.trials if not trial.control]
         for episode in told:
-            why = fault_of(episode, session.trials, allowance)
+            why = fault_of(episode, faults, allowance)
             if why == "unnamed":
                 unnamed.append(episode)
             elif why:
                 false.append(Wrong(episode=episode, why=why))
-        healthy += healthy_time(session, allowance)
+        healthy += healthy_time(replace(session, trials=faults), allowance)
     return Score(outcomes=outcomes, false=false, healthy_s=healthy, unnamed=unnamed)
 
 
@@ -284,7 +298,7 @@ def judge(trial: Trial, session: Session, told: Sequence[Episode], *, interval: 
     return Outcome(
         trial=trial,
         said=said,
-        right=bool(begun),
+        right=said == NOTHING if trial.control else bool(begun),
         rank_right=bool(own),
         detected_s=begun[0].first - trial.begin if begun else None,
         cleared_s=_cleared(trial, session, told, interval) if own else None,

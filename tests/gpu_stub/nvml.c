@@ -2,7 +2,8 @@
  *
  * NVML_SCENARIO names the file; it is read again whenever it is replaced. A line is `key value`, a
  * later line wins, # begins a comment. A number may move: `1000+50` is 1000 and 50 more a second
- * since the library was loaded. What the scenario does not hold is NVML_ERROR_NOT_SUPPORTED.
+ * since the library was loaded, `1000+50@T` since the second T of CLOCK_MONOTONIC. What the
+ * scenario does not hold is NVML_ERROR_NOT_SUPPORTED.
  *
  *   init CODE                      what nvmlInit returns
  *   count N                        GPUs
@@ -104,7 +105,10 @@ static int number(const char *key, double *value) {
   char text[160], *rest;
   if (!look(key, text)) return 0;
   *value = strtod(text, &rest);
-  if (*rest == '+') *value += strtod(rest + 1, 0) * (now() - loaded_at);
+  if (*rest == '+') {
+    double rate = strtod(rest + 1, &rest);
+    *value += rate * (now() - (*rest == '@' ? strtod(rest + 1, 0) : loaded_at));
+  }
   return 1;
 }
 

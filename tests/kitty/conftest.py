@@ -62,8 +62,9 @@ def prometheus(started: RealPrometheus) -> RealPrometheus:
     """A Prometheus whose rules have judged the jobs and gone round once more after that."""
     for kind in ("network-latency", "cpu", "paused"):
         started.wait(f'kitty:verdict{{class="{kind}"}}')
-    started.wait('kitty:signal{namespace="lab",signal="futex_wait"}')
     started.wait('kitty:cell{namespace="lab",signal="retransmits"}')
+    started.wait('ALERTS{alertname="KittyStraggler",namespace="lab"}')
+    started.wait('kitty:signal:z{namespace="lab",signal="gpu_clock"}')
     started.wait('ALERTS{alertname="KittyStraggler",job="ring"}')
     started.wait('kitty:signal:z{job="ring"} and on () kitty:signal{signal="gpu_clock",job="ring"}')
     return started

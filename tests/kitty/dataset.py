@@ -21,23 +21,7 @@ BEGAN = 1_796_000_000
 
 HOSTILE = "<script>alert(1)</script>\"'&\u202e\\é\n"
 POD = '"><img src=x onerror=alert(2)>'
-GPU = {
-    "gpu_memory_total": 80e9,
-    "gpu_memory_used": 60e9,
-    "gpu_memory_free": 20e9,
-    "gpu_memory_utilization": 40,
-    "gpu_sm_utilization": 95,
-    "gpu_pcie_rx_bytes": 2e9,
-    "gpu_pcie_tx_bytes": 1e9,
-    "gpu_nvlink_rx_bytes": 9e10,
-    "gpu_nvlink_tx_bytes": 9e10,
-    "gpu_power_draw_watts": 520,
-    "gpu_temperature_c": 61,
-    "gpu_sm_active": 0.9,
-    "gpu_tensor_core_active": 0.4,
-    "gpu_dram_active": 0.5,
-    "kitty_gpu_up": 1,
-}
+GPU = {"gpu_sm_utilization": 95, "gpu_power_draw_watts": 520}
 
 
 @dataclass(frozen=True)
@@ -149,12 +133,6 @@ class Job:
             down = collector == "rtt" and self.blind
             up = {**pod, "collector": collector, "reason": "lockdown" if down else ""}
             yield Series("kitty_collector_up", up, constant(0 if down else 1))
-            if self.per_pod == 1:
-                own = {**pod, "collector": collector}
-                yield Series("kitty_collector_duration_seconds", own, constant(0.002))
-                yield Series("kitty_sample_interval_seconds", own, constant(0.5))
-                yield Series("kitty_collector_errors_total", own, constant(0))
-                yield Series("kitty_series_dropped_total", own, constant(0))
 
     def _rank(self, rank: int, labels: dict[str, str]) -> Iterator[Series]:
         starved, stopped = rank == self.starved, rank == self.stopped
@@ -191,7 +169,6 @@ class Job:
         yield Series("kitty_memory_headroom_ratio", scope, constant(0.6))
         yield Series("kitty_cgroup_memory_working_set_bytes", scope, constant(4e9))
         yield Series("kitty_cgroup_memory_max_bytes", scope, constant(1e10))
-        yield Series("kitty_rank_resident_memory_bytes", labels, constant(3e9))
         if self.gpus:
             yield from self._gpu(labels)
 
@@ -204,7 +181,6 @@ class Job:
             "kitty_gpu_throttled_seconds_total", {**gpu, "reason": "sw_thermal"}, growing(0)
         )
         yield Series("kitty_gpu_idle_energy_joules_total", gpu, growing(1))
-        yield Series("kitty_gpu_xid_errors_total", {**gpu, "xid": "63"}, constant(0))
 
     def recorded(self, since_s: int, every_s: int) -> Iterator[Series]:
         """What the rules had recorded until the end of the history."""

@@ -6,7 +6,7 @@ import re
 from tests.kitty.dataset import Series
 from tests.kitty.servers import ROOT
 
-RECORDING = ROOT / "tests/rules/recordings/four-ranks.json"
+RECORDING = ROOT / "tests/kitty/recordings/lab.json"  # by record_lab.py
 NAMESPACE, JOB = "lab", "recorded"
 STEP_S = 5
 BEGIN_S = 20
@@ -34,8 +34,6 @@ def recorded_series() -> list[Series]:
     made = []
     for text, notation in json.loads(RECORDING.read_text())["series"].items():
         name, _, inner = text.partition("{")
-        if name == "up":
-            continue  # the page's own target has it
         labels = {
             key: json.loads(f'"{value}"')
             for key, value in re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', inner)

@@ -1,4 +1,8 @@
-"""Every query of the Grafana dashboard, asked of a real Prometheus as Grafana would."""
+"""Every query of the Grafana dashboard, asked of a real Prometheus as Grafana would.
+
+The job is the one that was recorded in the lab, GPUs of NVML's stub included. Made by hand is what
+happens there too rarely: see MADE_BY_HAND.
+"""
 
 import json
 import re
@@ -13,12 +17,17 @@ from tests.kitty.servers import ROOT, RealPrometheus
 
 DASHBOARD = json.loads((ROOT / "manifests/dashboards/kitty.json").read_text())
 VARIABLES = {
-    "$namespace": "training",
-    "$job": "ring",
+    "$namespace": lab_recording.NAMESPACE,
+    "$job": lab_recording.JOB,
     "$pod": ".*",
     "$__rate_interval": "20s",
     "${datasource}": "prometheus",
 }
+
+
+MADE_BY_HAND = re.compile(r"kitty_anomaly\{")
+"""Its panel shows a change of a moment, and the recording has none of round trips or stops."""
+BY_HAND = {"namespace": "training", "job": "ring"}
 
 
 def panels() -> list[dict[str, Any]]:
@@ -44,32 +53,14 @@ def replaced(query: str, **others: str) -> str:
 @pytest.mark.parametrize(("query", "instant"), [pytest.param(q, i, id=n) for n, q, i in queries()])
 def test_query_has_an_answer(prometheus: RealPrometheus, query: str, instant: bool) -> None:
     now = time.time()
+    asked = replaced(query, **(BY_HAND if MADE_BY_HAND.search(query) else {}))
     if instant:
-        data = prometheus.ask("query", query=replaced(query))
+        data = prometheus.ask("query", query=asked)
     else:
         data = prometheus.ask(
-            "query_range", query=replaced(query), start=str(now - 300), end=str(now), step="10"
+            "query_range", query=asked, start=str(now - 300), end=str(now), step="10"
         )
-    assert data["result"], replaced(query)
-
-
-LABS = re.compile(
-    r'signal="(rtt|retransmits|run_queue|cpu_throttled|stopped|tcp_busy|tx_queue|cpu|futex_wait)"'
-    r"|kitty:job:pods\{"
-)
-"""Queries that the lab's recording can answer: it holds what the rules read."""
-
-
-def test_queries_of_the_labs_job(prometheus: RealPrometheus) -> None:
-    """The lab's machine has no GPU; whatever is asked, nothing is an error."""
-    answered = 0
-    for _, query, _ in queries():
-        asked = replaced(query, namespace=lab_recording.NAMESPACE, job=lab_recording.JOB)
-        result = prometheus.ask("query", query=asked)["result"]
-        if LABS.search(query):
-            assert result, asked
-            answered += 1
-    assert answered >= 2 * 9 + 2 + 1
+    assert data["result"], asked
 
 
 @pytest.mark.parametrize("name", ["namespace", "job", "pod"])

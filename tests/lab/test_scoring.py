@@ -162,3 +162,14 @@ def test_sessions_add_up() -> None:
 def test_what_was_said_after_a_time_is_left_out() -> None:
     told = [said("1", "cpu", (20, 40)), said("2", "cpu", (50, 60))]
     assert up_to(30, told) == [said("1", "cpu", (20, 30))]
+
+
+def test_what_is_no_fault_lasts_in_healthy_time() -> None:
+    control = trial("gpu-power-cap")
+    quiet = scored(trials=[control])
+    assert [(o.said, o.right) for o in quiet.outcomes] == [(NOTHING, True)]
+    assert quiet.counted() == []
+    assert (quiet.recall(), quiet.healthy_s) == (None, END)
+    named = scored(said("1", "gpu", (110, 130)), trials=[control])
+    assert [(o.said, o.right) for o in named.outcomes] == [("gpu", False)]
+    assert [wrong.why for wrong in named.false] == ["healthy"]

@@ -129,12 +129,13 @@ def test_a_cpu_quota(programs: Path, tmp_path: Path) -> None:
     said(programs, tmp_path, job, job.verdict(3, "cpu"))
 
 
-def test_a_hot_gpu(programs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reason", ["hw_thermal", "thermal"])  # the latter by older drivers
+def test_a_hot_gpu(programs: Path, tmp_path: Path, reason: str) -> None:
     job = Job(4)
     for rank in range(4):
-        reason = 'reason="hw_thermal",gpu_id="0"'
+        labels = f'reason="{reason}",gpu_id="0"'
         slow = 0.4 if rank == 1 else 0
-        job.put(rank, "kitty_gpu_throttled_seconds_total", growing(slow), reason)
+        job.put(rank, "kitty_gpu_throttled_seconds_total", growing(slow), labels)
     said(programs, tmp_path, job, job.verdict(1, "gpu"))
 
 
