@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import secrets
 import statistics
 import time
 
 from webhook.cluster import Cluster, ClusterError
 
-NAMESPACES = {"with": "kitty-bench-with", "without": "kitty-bench-without"}
+RUN = secrets.token_hex(3)
+"""New names each run: for 30 s a deleted namespace's name costs each creation a look into etcd."""
+NAMESPACES = {side: f"kitty-bench-{side}-{RUN}" for side in ("with", "without")}
 JOB_TIMEOUT = 60
 LABEL = "kitty.k10s.dev/inject"
 
