@@ -1,19 +1,24 @@
 """What the webhook adds to the creation of a pod, on the cluster that KUBECONFIG names.
 
-Run by hand with kitty installed: ``python -m bench.e2e_create [--pods N]``. Pods are created in
-turn in a labelled namespace and in one that is not, and are never scheduled; all go at the end.
+Run by hand with kitty installed: ``python -m bench.e2e_create [--pods N] [--jobs N]``. Pods are
+created in turn in a labelled namespace and in one that is not; then Jobs of as many pods by turns,
+whose controller creates them in parallel batches. None is scheduled; all go at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import secrets
 import statistics
 import time
 
 from webhook.cluster import Cluster, ClusterError
 
-NAMESPACES = {"with": "kitty-bench-with", "without": "kitty-bench-without"}
+RUN = secrets.token_hex(3)
+"""New names each run: for 30 s a deleted namespace's name costs each creation a look into etcd."""
+NAMESPACES = {side: f"kitty-bench-{side}-{RUN}" for side in ("with", "without")}
+JOB_TIMEOUT = 60
 LABEL = "kitty.k10s.dev/inject"
 
 
@@ -63,6 +68,52 @@ def measure(cluster: Cluster, pods: int, *, token: bool) -> dict[str, list[float
     return took
 
 
+def measure_jobs(cluster: Cluster, pods: int, jobs: int) -> dict[str, list[float]]:
+    """Create Indexed Jobs by turns, the first of each pair alternating.
+
+    Returns:
+        Milliseconds a pod from the Job's creation to its last pod's, by side.
+    """
+    took: dict[str, list[float]] = {side: [] for side in NAMESPACES}
+    for number in range(jobs):
+        order = list(NAMESPACES) if number % 2 else list(NAMESPACES)[::-1]
+        for side in order:
+            took[side].append(_job(cluster, NAMESPACES[side], pods, f"job-{number}") / pods)
+    return took
+
+
+def _job(cluster: Cluster, namespace: str, pods: int, name: str) -> float:
+    """Create a Job, wait for its pods, delete both, and return the milliseconds it took."""
+    template = pod(0, token=True) | {"metadata": {}}
+    spec = {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
+    path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+    start = time.perf_counter()
+    cluster.create(path, {"metadata": {"name": name}, "spec": spec | {"template": template}})
+    # The controller counts its pods in the status once it has heard of all of them.
+    while cluster.get(f"{path}/{name}").get("status", {}).get("active", 0) < pods:
+        if time.perf_counter() - start > JOB_TIMEOUT:
+            raise SystemExit(f"{namespace}/{name}: not all of its {pods} pods exist")
+        time.sleep(0.01)
+    took = (time.perf_counter() - start) * 1e3
+    cluster.delete(f"{path}/{name}", propagationPolicy="Background", gracePeriodSeconds="0")
+    listing = f"/api/v1/namespaces/{namespace}/pods"
+    while next(cluster.items(listing, labelSelector=f"batch.kubernetes.io/job-name={name}"), None):
+        time.sleep(0.2)
+    return took
+
+
+def report(took: dict[str, list[float]]) -> None:
+    """Print each side and the difference of the pairs."""
+    for side, times in took.items():
+        q = statistics.quantiles(times, n=10)
+        print(
+            f"{side:8} p10 {q[0]:6.2f} median {statistics.median(times):6.2f} "
+            f"p90 {q[-1]:6.2f} ms a pod"
+        )
+    pairs = [a - b for a, b in zip(took["with"], took["without"], strict=True)]
+    print(f"median difference {statistics.median(pairs):.2f} ms a pod over {len(pairs)} pairs")
+
+
 def remove(cluster: Cluster, pods: int) -> None:
     """Delete what a first round made."""
     for name in NAMESPACES.values():
@@ -83,10 +134,11 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pods", type=int, default=100, help="pods on each side (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=0, help="Jobs on each side (%(default)s)")
     parser.add_argument(
         "--no-token",
         action="store_true",
-        help="pods without a service account's token: the server then reviews them once, not twice",
+        help="pods without a service account's token, which the server mounts in every container",
     )
     arguments = parser.parse_args()
     token = not arguments.no_token
@@ -96,15 +148,16 @@ def main() -> None:
         measure(cluster, 5, token=token)
         remove(cluster, 5)
         took = measure(cluster, arguments.pods, token=token)
+        jobs = measure_jobs(cluster, arguments.pods, arguments.jobs) if arguments.jobs else None
     finally:
         for name in NAMESPACES.values():
             cluster.delete(f"/api/v1/namespaces/{name}")
         wait_until_gone(cluster)
-    for side, times in took.items():
-        p90 = statistics.quantiles(times, n=10)[-1]
-        print(f"{side:8} median {statistics.median(times):6.2f} ms  p90 {p90:6.2f} ms a pod")
-    pairs = [a - b for a, b in zip(took["with"], took["without"], strict=True)]
-    print(f"median difference {statistics.median(pairs):.2f} ms a pod over {len(pairs)} pairs")
+    print("one after the other")
+    report(took)
+    if jobs:
+        print("by the Job controller")
+        report(jobs)
 
 
 if __name__ == "__main__":
