@@ -10,6 +10,7 @@ import pytest
 from sidecar.ebpf import loader
 from sidecar.ebpf.rtt import HOOKS
 from tests.ebpf.conftest import BCC_PYTHON
+from tests.sidecar.documented import undocumented
 from tests.sidecar.sandbox import Page, Sandbox
 
 # A rank: connects to its own listener, on the port of its first argument, and exchanges a
@@ -57,6 +58,7 @@ def test_two_ranks_and_all_rows(load: loader.Loader, sandbox: Sandbox) -> None:
             shows(sandbox, "net_tcp_rtt_us", "proc_futex_wait_duration_seconds_count", rank=number),
             seconds=60,
         )
+    assert not undocumented(sandbox.get("/metrics")[1])
     page = sandbox.scrape()
     [hook] = page.label("kitty_rtt_hook_info", "hook")
     assert hook in HOOKS

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.sidecar.documented import undocumented
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -63,6 +65,7 @@ def test_a_pod_that_owns_two_of_eight(pod: Pod, scenario: Callable[[str], Scenar
         return p.gpus("gpu_sm_active") == {"2", "3"}
 
     page = agent.until(served)
+    assert not undocumented(page.text)
     # Not read yet is not down.
     assert ups == {1}
     assert page.gpus() == {"2", "3"}
@@ -329,6 +332,7 @@ def test_names_pass_promtool(pod: Pod, scenario: Callable[[str], Scenario]) -> N
     gpus.set({"gpu.0.xid.0": 79})
     agent = pod.agent(gpus)
     page = agent.until(lambda p: p.all("kitty_gpu_xid_errors_total") and p.all("gpu_sm_active"))
+    assert not undocumented(page.text)
     check = [f"{done.stdout.strip()}/promtool", "check", "metrics"]
     said = subprocess.run(check, input=page.text, capture_output=True, text=True, check=False)
     complaints = {line.split()[0] for line in (said.stdout + said.stderr).splitlines()}

@@ -43,6 +43,8 @@ from tests.sidecar.fixture import CGROUP_2, Fixture, group, write
 
 PAGE = Path(__file__).parent / "golden" / "metrics.txt"
 UID = "4f1d-77"
+LIVE = {"gpu", "kernel", "rtt", "tcp"}
+"""Collectors that are left out."""
 CONTAINER = f"/kubepods/pod{UID}/{'ab12' * 16}"
 AGENT = 90
 NOW = 1_800_000_000.0

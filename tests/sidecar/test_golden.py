@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.agent import COLLECTORS
+from tests.sidecar.documented import undocumented
 from tests.sidecar.fixture import DEVICE_ERROR, write
-from tests.sidecar.golden_page import PAGE, page, pod
+from tests.sidecar.golden_page import LIVE, PAGE, page, pod
 from tests.sidecar.sandbox import ROOT, Sandbox, parse
 
 LINT_EXCEPTIONS = {"gpu_memory_total", "net_tcp_rtt_us", "proc_fd_count", "proc_socket_count"}
@@ -18,6 +20,17 @@ LINT_EXCEPTIONS = {"gpu_memory_total", "net_tcp_rtt_us", "proc_fd_count", "proc_
 def test_the_page_is_the_reviewed_one(tmp_path: Path) -> None:
     """After a wanted change: python -m tests.sidecar.golden_page, and review the difference."""
     assert page(tmp_path) == PAGE.read_text()
+
+
+def test_no_collector_is_forgotten() -> None:
+    """A new one belongs into `golden_page.page`, or into LIVE with a page of its own elsewhere."""
+    served = set(parse(PAGE.read_text()).label("kitty_collector_up", "collector"))
+    assert served == COLLECTORS.keys() - LIVE
+
+
+def test_every_family_is_documented() -> None:
+    """Row by row of docs/metrics.md; tests/ebpf and tests/gpu ask the same of the live pages."""
+    assert not undocumented(PAGE.read_text())
 
 
 def test_nothing_of_what_is_not_watched_shows(tmp_path: Path) -> None:
