@@ -23,7 +23,7 @@ $(VENV)/.ready: requirements/dev.txt pyproject.toml | deps
 demo: venv  ## run the main job: a four-pod training job, a fault, and what the sidecars see
 	$(BIN)/kitty-lab demo
 
-test: venv lint unit  ## everything that CI checks
+test: venv lint unit  ## style, types, import contracts, tests (CI: this, make eval, and make e2e where a cluster is)
 
 lint: venv  ## style, types, import contracts
 	$(BIN)/ruff check .
