@@ -1,9 +1,10 @@
 """What the shipped rules say of a GPU whose clocks are held back, on the stub of NVML.
 
-Run by hand, as root: ``python -m bench.gpu_verdict [--repeats N]``; about 7 minutes and gcc. A real
-job of four pods with the real sidecars, NVML's real binding over the stub of tests/gpu_stub, and a
-real Prometheus with the shipped rules, scored as ``kitty-lab eval`` is. No GPU is in it: the
-trainers compute on processors, and no step takes longer while a GPU is said to be hot.
+Run by hand, as root: ``python -m bench.gpu_verdict [--repeats N]``; gcc, about 7 minutes and 5 for
+each further repeat. A real job of four pods with the real sidecars, NVML's real binding over the
+stub of tests/gpu_stub, and a real Prometheus with the shipped rules, scored as ``kitty-lab eval``
+is. No GPU is in it: the trainers compute on processors, and no step takes longer while a GPU is
+said to be hot.
 """
 
 from __future__ import annotations
