@@ -216,10 +216,15 @@ def tell(
         judge_of(story, programs) if programs else nullcontext(Judge()) as judge,
     ):
         for kind in kinds:
-            if judged:
-                judge.inject(story, kind, rank)
-            else:
-                story.inject(kind, rank, strength)
+            try:
+                if judged:
+                    judge.inject(story, kind, rank)
+                else:
+                    story.inject(kind, rank, strength)
+            except ToolError as error:
+                if len(kinds) == 1:
+                    raise
+                display.say(f"left out, it cannot be made here: {error}")
         display.say("ending the job")
     duration = time.monotonic() - start
     if as_json:
@@ -231,7 +236,8 @@ def tell(
         for line in closing(judge):
             print(line)
         print(f"{duration:.0f} s in all; nothing of it is left on this machine")
-    return DONE if all(finding.named() for finding in story.findings) else FAILED
+    named = [finding.named() for finding in story.findings]
+    return DONE if named and all(named) else FAILED
 
 
 def closing(judge: Judge) -> list[str]:

@@ -286,7 +286,9 @@ def device_of_batches(pod: Pod) -> str:
                         return (block.resolve().parent / "dev").read_text().strip()
                     if block.exists():
                         return number
-    raise ToolError("slow-input: the trainer's batches are on no block device (TMPDIR)")
+    raise ToolError(
+        "slow-input: the trainer's batches are on no block device: set TMPDIR to a folder on a disk"
+    )
 
 
 @contextmanager

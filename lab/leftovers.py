@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "kitty-lab-"
+VAR_TMP = Path("/var/tmp")  # noqa: S108 -- names in it are ours by pid and start time
 
 
 def start_time(pid: int, *, proc: Path = Path("/proc")) -> int | None:
@@ -42,9 +43,29 @@ def owner_is_gone(name: str) -> bool:
     return start_time(int(pid)) != int(started)
 
 
+def temporary_directory() -> Path:
+    """Return the directory for temporary files, one on a disk unless ``TMPDIR`` says which.
+
+    Where /tmp is in memory, as on Debian 13, nothing in it ever waits for storage.
+    """
+    usual = Path(tempfile.gettempdir())
+    if "TMPDIR" in os.environ or on_disk(usual) or not on_disk(VAR_TMP):
+        return usual
+    return VAR_TMP
+
+
+def on_disk(directory: Path, *, blocks: Path = Path("/sys/dev/block")) -> bool:
+    """Whether a directory's files are on a block device."""
+    try:
+        device = directory.stat().st_dev
+    except OSError:
+        return False
+    return (blocks / f"{os.major(device)}:{os.minor(device)}").exists()
+
+
 def run_directory() -> Path:
     """Return where this process keeps certificates and logs while it runs."""
-    return Path(tempfile.gettempdir()) / owned_name()
+    return temporary_directory() / owned_name()
 
 
 def remove_cgroup(path: Path, *, patience_s: float = 5.0) -> bool:
@@ -90,7 +111,7 @@ def sweep(cgroup_mounts: Iterable[Path]) -> list[str]:
         for path in mount.glob(PREFIX + "*"):
             if owner_is_gone(path.name) and remove_cgroup(path):
                 swept.add(path.name)
-    for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+    for path in temporary_directory().glob(PREFIX + "*"):
         if owner_is_gone(path.name) and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
             swept.add(path.name)

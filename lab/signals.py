@@ -13,6 +13,7 @@ from statistics import mean, median
 from lab.scrape import Window
 
 ENOUGH_SEGMENTS = 50  # fewer say nothing about a link
+ENOUGH_ROUND_TRIPS = 5
 TIMES_THE_PEERS = 3.0
 
 Cells = dict[tuple[int, ...], float]
@@ -36,13 +37,21 @@ class Signal:
 
 
 def round_trip(window: Window) -> Cells:
-    """Return the median of the smoothed round trip between two pods, in milliseconds."""
-    name = "kitty_tcp_peer_srtt_seconds"
-    return {
-        (rank, peer): 1000 * median(window.gauge(rank, name, peer=address))
-        for rank, peer, address, _ in sending_pairs(window)
-        if window.gauge(rank, name, peer=address)
-    }
+    """Return the mean round trip between two pods, in milliseconds.
+
+    Where too few were measured it is the median of the smoothed figure, of which idle connections
+    to the same pod are part.
+    """
+    cells: Cells = {}
+    for rank, peer, address, _ in sending_pairs(window):
+        count = window.increase(rank, "kitty_tcp_peer_rtt_seconds_count", peer=address) or 0.0
+        total = window.increase(rank, "kitty_tcp_peer_rtt_seconds_sum", peer=address)
+        smoothed = window.gauge(rank, "kitty_tcp_peer_srtt_seconds", peer=address)
+        if total is not None and count >= ENOUGH_ROUND_TRIPS:
+            cells[rank, peer] = 1000 * total / count
+        elif smoothed:
+            cells[rank, peer] = 1000 * median(smoothed)
+    return cells
 
 
 def retransmits(window: Window) -> Cells:

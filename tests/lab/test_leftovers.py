@@ -11,11 +11,14 @@ import pytest
 from lab.cgroups import Cgroup, hierarchies
 from lab.leftovers import (
     PREFIX,
+    VAR_TMP,
+    on_disk,
     owned_name,
     owner_is_gone,
     remove_cgroup,
     start_time,
     sweep,
+    temporary_directory,
 )
 from lab.namespaces import in_cgroup
 
@@ -50,7 +53,8 @@ def test_a_command_may_hold_spaces_and_parentheses(tmp_path: Path) -> None:
 
 
 def test_only_what_has_no_owner_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     gone = ended_owner()
     for name in (gone, owned_name(), "kitty-lab-notes", "other"):
         (tmp_path / name).mkdir()
@@ -58,6 +62,25 @@ def test_only_what_has_no_owner_is_swept(tmp_path: Path, monkeypatch: pytest.Mon
     assert sweep([]) == [gone]
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == sorted([owned_name(), "kitty-lab-notes", "other"])
+
+
+def test_a_directory_in_memory_is_not_on_disk() -> None:
+    assert not on_disk(Path("/dev/shm"))
+    assert not on_disk(Path("/nowhere"))
+
+
+def test_temporary_files_go_where_the_user_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert temporary_directory() == tmp_path
+    monkeypatch.setenv("TMPDIR", "/dev/shm")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert temporary_directory() == Path("/dev/shm")
+    monkeypatch.delenv("TMPDIR")
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
+    assert temporary_directory() == (VAR_TMP if on_disk(VAR_TMP) else Path("/dev/shm"))
 
 
 def test_a_cgroup_is_removed_with_the_process_inside(root: None) -> None:

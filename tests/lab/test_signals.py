@@ -51,6 +51,31 @@ def per_rank(name: str, figures: Mapping[int, tuple[float, float]], **labels: st
 CALM = ring({}, {})
 
 
+def measured(window: Window, rtt_ms: float, *, count: int) -> Window:
+    """The same with round trips measured, in the second scrape, from each rank to the next."""
+    rounds = []
+    for turn, pages in enumerate(window.rounds):
+        more = {}
+        for rank, page in pages.items():
+            labels = {"rank": str(rank), "peer": f"10.0.0.{(rank + 1) % 4}"}
+            figures = {
+                "kitty_tcp_peer_rtt_seconds_count": [(labels, float(count * turn))],
+                "kitty_tcp_peer_rtt_seconds_sum": [(labels, turn * count * rtt_ms / 1000)],
+            }
+            more[rank] = Page(page.time, {**page.series, **figures})
+        rounds.append(more)
+    return Window(rounds, window.ranks)
+
+
+@pytest.mark.parametrize(("count", "shown_ms"), [(5, 50.0), (4, 20.0)])
+def test_round_trips_that_were_measured_go_before_smoothed_ones(
+    count: int, shown_ms: float
+) -> None:
+    window = measured(ring(dict.fromkeys(RING, 20.0), {}), 50.0, count=count)
+    cells = SIGNALS["rtt"].cells(window)
+    assert cells == {pair: pytest.approx(shown_ms) for pair in RING}
+
+
 def test_a_bad_link_names_its_pod_and_not_the_one_that_sends_to_it() -> None:
     hot = ring({(1, 2): 77, (2, 3): 104, (0, 1): 1.3, (3, 0): 1.5}, {})
     found = compare(SIGNALS["rtt"], CALM, hot)
