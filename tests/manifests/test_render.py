@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -27,9 +28,26 @@ ENFORCE = "pod-security.kubernetes.io/enforce"
 NAME = "kubernetes.io/metadata.name"
 
 
-def render(folder: Path) -> list[Json]:
+OLDEST_KUBECTL = 22  # minor version; the kustomize of older ones does not know `labels`
+
+
+@functools.cache
+def why_not_rendered() -> str:
+    """What is wrong with kubectl; empty where nothing."""
     if not shutil.which("kubectl"):
-        pytest.skip("kubectl is not there: nothing renders")
+        return "kubectl is not there: nothing renders"
+    said = subprocess.run(
+        ["kubectl", "version", "--client", "--output=json"], capture_output=True, check=True
+    ).stdout
+    version = json.loads(said)["clientVersion"]
+    if int(re.sub(r"\D", "", version["minor"])) < OLDEST_KUBECTL:
+        return f"kubectl {version['gitVersion']} is too old to render: 1.{OLDEST_KUBECTL} can"
+    return ""
+
+
+def render(folder: Path) -> list[Json]:
+    if reason := why_not_rendered():
+        pytest.skip(reason)
     done = subprocess.run(
         ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False
     )

@@ -1,5 +1,7 @@
 """A job's series made by hand, for what the lab cannot show: GPUs, big jobs, broken inputs."""
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 LENGTH = 40
@@ -30,6 +32,7 @@ class Job:
     name: str = "job"
     namespace: str = "ns"
     series: dict[str, str] = field(default_factory=dict)
+    pairs: set[tuple[int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for rank in range(self.ranks):
@@ -38,9 +41,7 @@ class Job:
             self.put(rank, "kitty_rank_run_queue_delay_seconds_total", growing(0.02))
             self.put(rank, "proc_state", constant(0), 'state="T"')
             self.put(rank, "kitty_tcp_busy_seconds_total", growing(0.1))
-            for peer in range(self.ranks):
-                if peer != rank:
-                    self.cell(rank, peer)
+        self.connect(itertools.combinations(range(self.ranks), 2))
 
     @staticmethod
     def address(rank: int) -> str:
@@ -70,9 +71,16 @@ class Job:
         self.put(rank, name.format("sent_segments_total"), growing(100), to)
         self.put(rank, name.format("retransmitted_segments_total"), growing(100 * lost), to)
 
+    def connect(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Let these pairs exchange data, both ways, and no others."""
+        for name in [name for name in self.series if name.startswith("kitty_pod_peer_")]:
+            del self.series[name]
+        self.pairs = {(a, b) for pair in pairs for a, b in (pair, pair[::-1])}
+        for rank, peer in sorted(self.pairs):
+            self.cell(rank, peer)
+
     def slow_link(self, rank: int, *, rtt_s: float = 0.05, lost: float = 0.0) -> None:
         """Heat every cell of a pod."""
-        for peer in range(self.ranks):
-            if peer != rank:
-                self.cell(rank, peer, rtt_s=rtt_s, lost=lost)
-                self.cell(peer, rank, rtt_s=rtt_s, lost=lost)
+        for pair in self.pairs:
+            if rank in pair:
+                self.cell(*pair, rtt_s=rtt_s, lost=lost)

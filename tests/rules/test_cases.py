@@ -1,5 +1,6 @@
 """The rules over series made by hand: classes the lab has no fault for, and broken inputs."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ FAR = (
     "Round trips with every pod that it exchanges data with take at least 50ms; the median of the "
     "job's pods is 1ms."
 )
+
+
+LABELS_OF_RANK_3 = '{class="paused",job="job",namespace="ns",node="node-0",pod="pod-0",rank="3"}'
 
 
 def said(programs: Path, folder: Path, job: Job, *verdicts: str, at: int = LATE) -> None:
@@ -47,6 +51,99 @@ def test_a_job_that_just_began_is_left_alone(programs: Path, tmp_path: Path) -> 
         expected.only(moment)
     expected.only(30, job.verdict(1, "network-latency"))
     check(programs, tmp_path, job.series, expected)
+
+
+RING = [(rank, (rank + 1) % 8) for rank in range(8)]
+CHAIN = RING[:-1]
+TREE = [(child, (child - 1) // 2) for child in range(1, 15)]
+STAR = [(0, rank) for rank in range(1, 8)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pairs", "slow"),
+    [
+        pytest.param(8, RING, [0, 2], id="ring, rank 1 between both"),
+        pytest.param(8, RING, [0, 1], id="ring, side by side"),
+        pytest.param(8, CHAIN, [1], id="chain, rank 0 at its end"),
+        pytest.param(15, TREE, [3], id="tree, leaves 7 and 8"),
+    ],
+)
+def test_who_only_talks_to_the_slow_is_not_named(
+    programs: Path, tmp_path: Path, ranks: int, pairs: list[tuple[int, int]], slow: list[int]
+) -> None:
+    job = Job(ranks)
+    job.connect(pairs)
+    for rank in slow:
+        job.slow_link(rank)
+    said(programs, tmp_path, job, *(job.verdict(rank, "network-latency") for rank in slow))
+
+
+def test_a_link_with_one_end_in_nothing_else_is_a_path(programs: Path, tmp_path: Path) -> None:
+    job = Job(8)
+    job.connect(STAR)
+    job.slow_link(3)
+    paths = [
+        f'{{class="path",job="job",namespace="ns",peer_pod="pod-{b}",pod="pod-{a}"}}'
+        for a, b in ((0, 3), (3, 0))
+    ]
+    said(programs, tmp_path, job, *paths)
+
+
+def test_two_starved_ranks_are_named_and_not_the_one_between(
+    programs: Path, tmp_path: Path
+) -> None:
+    job = Job(8)
+    job.connect(RING)
+    for rank in (0, 2):
+        job.slow_link(rank)
+        job.put(rank, "kitty_rank_run_queue_delay_seconds_total", growing(0.8))
+    said(programs, tmp_path, job, job.verdict(0, "cpu"), job.verdict(2, "cpu"))
+
+
+def test_ranks_of_one_pod_are_compared_with_each_other(programs: Path, tmp_path: Path) -> None:
+    job = Job(8)
+    job.connect([])
+    job.put(3, "kitty_rank_wait_seconds_total", growing(0.5), 'on="stopped"')
+    for rank in set(range(8)) - {3}:
+        job.put(rank, "kitty_rank_wait_seconds_total", growing(0), 'on="stopped"')
+    series = {
+        re.sub(r'(pod|node)="(pod|node)-\d"', r'\1="\2-0"', k): v for k, v in job.series.items()
+    }
+    expected = Expectations()
+    expected.value('kitty:verdict{class="paused", rank="3"} > bool 0.9', LATE, 1, LABELS_OF_RANK_3)
+    expected.value("count(kitty:verdict)", LATE, 1)
+    check(programs, tmp_path, series, expected)
+
+
+def test_a_pod_that_misses_scrapes_keeps_its_verdict(programs: Path, tmp_path: Path) -> None:
+    job = Job(4)
+    job.slow_link(1)
+    job.put(1, "kitty_pod_info", " ".join(["1 1 1 stale"] * (LENGTH // 4)))
+    expected = Expectations()
+    for moment in range(60, LATE, 5):
+        expected.only(moment, job.verdict(1, "network-latency"))
+    check(programs, tmp_path, job.series, expected)
+
+
+def test_a_rank_that_starts_up_while_others_train_is_left_alone(
+    programs: Path, tmp_path: Path
+) -> None:
+    job, first, busy = Job(8), 16, 8
+    for name, values in job.series.items():
+        if 'rank="5"' in name:
+            job.series[name] = f"_x{first - 1} {values}"
+    queue = f"_x{first - 1} 0+3x{busy} 24+0.1x{LENGTH}"
+    job.put(5, "kitty_rank_run_queue_delay_seconds_total", queue)
+    expected = Expectations()
+    for moment in range(5 * first, LATE, 5):
+        expected.none('kitty:verdict{class!="inconclusive"}', moment)
+    check(programs, tmp_path, job.series, expected)
+
+
+def test_a_state_that_is_no_share_names_nobody(programs: Path, tmp_path: Path) -> None:
+    job = Job(4)
+    job.put(2, "proc_state", " ".join(["Inf"] * LENGTH), 'state="T"')
+    said(programs, tmp_path, job)
 
 
 def test_two_slow_links_in_a_larger_job(programs: Path, tmp_path: Path) -> None:
