@@ -153,6 +153,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 answered (a verdict or none), 1 it could not be told, 2 wrong usage.
     """
     options = parser().parse_args(argv)
+    if sys.stderr is None:  # closed by the caller: print would turn to standard output
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- until the end
+    if sys.stdout is None:
+        print("kitty: standard output is closed", file=sys.stderr)
+        return UNTOLD
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a table's line is not in every encoding
     try:

@@ -134,7 +134,7 @@ def read_withheld(server: Prometheus, at: float) -> dict[tuple[str, str], list[s
     """Return why the rules give no verdict on a job, by namespace and job."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in server.rows("kitty:job:starting", at):
-        found.setdefault(_key(row), []).append("it began less than half a minute ago")
+        found.setdefault(_key(row), []).append("it began less than 20 seconds ago")
     for row in server.rows("kitty:job:withheld", at):
         found.setdefault(_key(row), []).append(clean(row.labels.get("reason", "")))
     return found
@@ -146,7 +146,7 @@ def read_blind(server: Prometheus, at: float) -> dict[tuple[str, str], list[str]
     silent: Counter[tuple[str, str]] = Counter()
     firing = 'ALERTS{alertname=~"KittyBlind|KittySidecarSilent",alertstate="firing"}'
     for row in server.rows(firing, at):
-        if row.labels["alertname"] == "KittyBlind":
+        if row.labels.get("alertname") == "KittyBlind":
             collector, reason = row.labels.get("collector", ""), row.labels.get("reason", "")
             why = f"{clean(collector)} ({clean(reason)})"
             if why not in found.setdefault(_key(row), []):

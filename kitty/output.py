@@ -1,6 +1,7 @@
 """Writes a file whole, or not at all."""
 
 import os
+import stat
 import sys
 import tempfile
 from pathlib import Path
@@ -18,8 +19,8 @@ def write(target: str, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    path = Path(target)
     try:
+        path = Path(os.path.realpath(target))  # what a link leads to, not the link
         if path.exists() and not path.is_file():  # a device, a pipe
             path.write_text(text, encoding="utf-8")
             return
@@ -27,7 +28,8 @@ def write(target: str, text: str) -> None:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
-            os.chmod(part, 0o666 & ~_umask())
+            mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask()
+            os.chmod(part, mode)
             os.replace(part, path)
         except OSError:
             os.unlink(part)

@@ -102,9 +102,12 @@ class Prometheus:
         """Return the server's time, which need not be this machine's."""
         data = self._ask("query", query="time()")
         try:
-            return float(data["result"][0])
+            moment = float(data["result"][0])
         except (TypeError, KeyError, IndexError, ValueError):
             self._strange()
+        if not math.isfinite(moment):
+            self._strange()
+        return moment
 
     def rows(self, expression: str, at: float) -> list[Row]:
         """Return what an expression has at a moment; what is no finite number is left out."""
@@ -243,7 +246,8 @@ class Prometheus:
             ) from error
         if not isinstance(told, dict) or told.get("status") != "success":
             self._strange()
-        for warning in told.get("warnings") or ():
+        warnings = told.get("warnings")
+        for warning in warnings if isinstance(warnings, list) else ():
             text = clean(str(warning))[:300]
             if text not in self.warnings:
                 self.warnings.append(text)

@@ -252,10 +252,15 @@ class Record:
         """Read what ``write`` wrote.
 
         Raises:
-            OSError: There is none.
-            ValueError: It is not of this kind.
+            OSError: It cannot be read.
+            ValueError: There is none, or it is not of this kind.
         """
-        data = json.loads((folder / RECORD).read_text())
+        try:
+            data = json.loads((folder / RECORD).read_text())
+        except FileNotFoundError:
+            raise ValueError(f"{folder}: no {RECORD} to go on with") from None
+        except ValueError as error:
+            raise ValueError(f"{folder / RECORD}: {error}") from error
         try:
             plan = data["plan"]
             plan["trials"] = tuple(Planned(**planned) for planned in plan["trials"])
@@ -495,6 +500,13 @@ class Evaluation:
             time.sleep(min(1.0, left))
 
 
+def put_aside(folder: Path) -> None:
+    """Rename the record that is there: an hour's work is not written over."""
+    if (folder / RECORD).exists():
+        number = 1 + len(list(folder.glob(f"{RECORD}.[0-9]*")))
+        (folder / RECORD).rename(folder / f"{RECORD}.{number}")
+
+
 def evaluate(
     plan: Plan,
     *,
@@ -513,14 +525,14 @@ def evaluate(
         ValueError: The plan in the folder is another one.
     """
     programs = find_programs()
-    folder.mkdir(parents=True, exist_ok=True)
-    record = Record(plan=plan, place=place(programs, plan.workload), sessions=[], failures=[])
     if resume:
         record = Record.read(folder)
         if record.plan != plan:
             raise ValueError(f"{folder}: what is there has another plan (seed, workload, quick)")
-    elif (folder / RECORD).exists():  # an hour's work is not written over
-        (folder / RECORD).rename(folder / f"{RECORD}.before")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        put_aside(folder)
+        record = Record(plan=plan, place=place(programs, plan.workload), sessions=[], failures=[])
     deadline = time.monotonic() + 60 * minutes if minutes else math.inf
     if record.left() or record.healthy_left():
         Evaluation(

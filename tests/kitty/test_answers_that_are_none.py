@@ -69,6 +69,7 @@ WRONG: dict[str, tuple[Answer, str]] = {
     "deep": ((200, JSON, b"[" * 100_000), "but not with JSON"),
     "no data": (success(None), STRANGE),
     "no time": (success({"resultType": "scalar", "result": []}), STRANGE),
+    "no end of time": (success({"resultType": "scalar", "result": ["1e400"]}), STRANGE),
     "login": ((302, {"Location": "http://elsewhere/login"}, b""), "points to http://elsewhere"),
     "no token": ((401, {}, b"no"), "HTTP 401: it wants a token (KITTY_TOKEN, or --token-file)"),
     "no path": ((404, {}, b"404 page not found"), "HTTP 404: Not Found, and not as a Prometheus"),

@@ -196,3 +196,15 @@ def test_cannot_be_written(kitty: Kitty, prometheus: RealPrometheus, tmp_path: P
     assert there.read_text().startswith("<!doctype html>")
     assert there.stat().st_mode & 0o777 == 0o644
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_link_and_its_files_rights_stay(
+    kitty: Kitty, prometheus: RealPrometheus, tmp_path: Path
+) -> None:
+    there, link = tmp_path / "private.html", tmp_path / "link.html"
+    there.touch(mode=0o600)
+    link.symlink_to(there.name)
+    assert kitty("report", "ended", "-o", str(link), url=prometheus.url).status == 0
+    assert link.is_symlink()
+    assert there.read_text().startswith("<!doctype html>")
+    assert there.stat().st_mode & 0o777 == 0o600

@@ -11,7 +11,7 @@ import pytest
 from lab.commands import ToolError
 from lab.display import Narration
 from lab.evalreport import markdown, plot
-from lab.evaluation import LEVELS, Plan, Planned, Record, evaluate, make_plan
+from lab.evaluation import LEVELS, Plan, Planned, Record, evaluate, make_plan, put_aside
 from lab.faults import KINDS
 from lab.judge import Said, find_programs
 from lab.scoring import EXPECTED, Session, Trial
@@ -98,6 +98,24 @@ def test_another_plan_is_not_gone_on_with(tmp_path: Path) -> None:
     other = make_plan(workload="ring", seed=2, quick=True)
     with pytest.raises(ValueError, match="another plan"):
         evaluate(other, folder=tmp_path, display=Narration(), minutes=None, resume=True)
+
+
+def test_no_record_is_written_over(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / "eval.json").write_text(name)
+        put_aside(tmp_path)
+    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert left == {"eval.json.1": "first", "eval.json.2": "second"}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [(None, "no eval.json to go on with"), ("{", "eval.json:")]
+)
+def test_what_cannot_be_gone_on_with_is_named(tmp_path: Path, text: str | None, told: str) -> None:
+    if text is not None:
+        (tmp_path / "eval.json").write_text(text)
+    with pytest.raises(ValueError, match=told):
+        Record.read(tmp_path)
 
 
 def test_the_report_says_what_was_missed_and_what_was_wrong() -> None:
