@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ MANIFESTS = ROOT / "manifests"
 FOLDERS = [MANIFESTS / "base", *sorted((MANIFESTS / "overlays").iterdir())]
 VERSIONS = ("1.28", "1.29", "1.33")
 OTHERS_GROUPS = ("cert-manager.io", "monitoring.coreos.com")
+COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
 INJECT = "kitty.k10s.dev/inject"
 ENFORCE = "pod-security.kubernetes.io/enforce"
 NAME = "kubernetes.io/metadata.name"
@@ -35,6 +37,17 @@ def render(folder: Path) -> list[Json]:
     )
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def combined(folder: Path, *components: str) -> list[Json]:
+    """Return what a kustomization of a user's own makes of the base and these components."""
+    beside = os.path.relpath(MANIFESTS, folder)
+    own = {
+        "resources": [f"{beside}/base"],
+        "components": [f"{beside}/components/{name}" for name in components],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(own))
+    return render(folder)
 
 
 def one(documents: list[Json], kind: str) -> Json:
@@ -55,6 +68,42 @@ def test_everything_carries_the_label_that_finds_it(folder: Path) -> None:
     for document in render(folder):
         labels = document["metadata"].get("labels", {})
         assert labels.get("app.kubernetes.io/part-of") == "kitty", document["metadata"]["name"]
+
+
+def identity(document: Json) -> str:
+    return f"{document['kind']}/{document['metadata']['name']}"
+
+
+@pytest.mark.parametrize("pair", [*combinations(COMPONENTS, 2)], ids="+".join)
+def test_components_can_be_combined(pair: tuple[str, str], tmp_path: Path) -> None:
+    """Two together give what each overlay alone gives, except for what one of them takes away."""
+    both = {identity(document): document for document in combined(tmp_path, *pair)}
+    base = {identity(document): document for document in render(MANIFESTS / "base")}
+    alone = [
+        {identity(document): document for document in render(MANIFESTS / "overlays" / name)}
+        for name in pair
+    ]
+    removed = base.keys() - (alone[0].keys() & alone[1].keys())
+    assert both.keys() == (alone[0].keys() | alone[1].keys()) - removed
+    for name, document in both.items():
+        changed = [one[name] for one in alone if name in one and one[name] != base.get(name)]
+        assert document == (changed[0] if changed else base[name])
+
+
+def test_all_components_are_those_of_an_overlay() -> None:
+    assert [folder.name for folder in FOLDERS[1:]] == COMPONENTS
+
+
+def test_a_component_leaves_a_users_own_objects_alone(tmp_path: Path) -> None:
+    own = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "own", "namespace": "x"}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
+    beside = os.path.relpath(MANIFESTS, tmp_path)
+    kustomization = {
+        "resources": ["own.yaml"],
+        "components": [f"{beside}/components/prometheus-operator"],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    assert own in render(tmp_path)
 
 
 def matches(selector: Json, labels: dict[str, str]) -> bool:
@@ -110,6 +159,11 @@ def test_rights_are_few_and_by_name() -> None:
         (rule["resources"], rule["verbs"]) for rule in rules if not rule.get("resourceNames")
     ]
     assert unnamed == [(["secrets"], ["create"]), (["nodes"], ["list"])]
+    named = [(rule["resources"], rule["verbs"]) for rule in rules if rule.get("resourceNames")]
+    assert named == [
+        (["secrets"], ["get", "update"]),
+        (["mutatingwebhookconfigurations"], ["get", "patch"]),
+    ]
     assert not any("*" in [*rule["resources"], *rule["verbs"]] for rule in rules)
 
 
@@ -134,7 +188,7 @@ def test_images_are_those_that_are_built() -> None:
 
 
 def relabelling() -> tuple[list[Json], list[Json]]:
-    plain = yaml.safe_load((MANIFESTS / "overlays/prometheus/kitty-scrape.yaml").read_text())
+    plain = yaml.safe_load((MANIFESTS / "components/prometheus/kitty-scrape.yaml").read_text())
     monitor = one(render(MANIFESTS / "overlays" / "prometheus-operator"), "PodMonitor")
     (entry,) = plain["scrape_configs"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
