@@ -35,9 +35,13 @@ def injected(annotations: dict[str, str], *flags: str, **spec: Any) -> dict[str,
         "spec": {"containers": [{"name": "trainer", "image": "t"}], **spec},
     }
     pod["metadata"]["labels"] = {"kitty.k10s.dev/inject": "true"}  # type: ignore[index] # a mapping
+    return offline(pod, *flags)
+
+
+def offline(manifest: dict[str, Any], *flags: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", INJECT, "inject", "-f", "-", *flags],
-        input=yaml.safe_dump(pod),
+        input=yaml.safe_dump(manifest),
         capture_output=True,
         text=True,
         check=True,
@@ -54,15 +58,16 @@ def sidecar_of(pod: dict[str, Any]) -> dict[str, Any]:
     return dict(container)
 
 
-def environment(container: dict[str, Any]) -> dict[str, str]:
+def environment(container: dict[str, Any], *, told: dict[str, str] | None = None) -> dict[str, str]:
     """What the container gets: the kubelet expands references to what stands before them."""
     values: dict[str, str] = {}
     for entry in container["env"]:
         text = entry.get("value")
         if text is None:
-            text = (FIELDS | HOST)[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+            text = (FIELDS | HOST | (told or {}))[entry["valueFrom"]["fieldRef"]["fieldPath"]]
         for name, value in values.items():
             text = text.replace(f"$({name})", value)
+        text = text.replace("$$", "$")
         values[entry["name"]] = text
     return values
 
@@ -130,6 +135,34 @@ def test_where_a_gpu_pod_finds_its_driver_and_exporter(tmp_path: Path) -> None:
     assert config.dcgm_exporter == "http://[fd00::7]:9400/metrics"
     config = config_of(injected({}, "--config", str(path)))
     assert (config.driver_root, config.dcgm_exporter) == ("", "")
+
+
+def test_a_template_whose_job_a_label_tells() -> None:
+    """The kubelet reads the label when the pod is there: each run of a CronJob is a job."""
+    template = {"spec": {"containers": [{"name": "trainer", "image": "t"}]}}
+    for manifest, way, label, job in (
+        (
+            {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "nightly"}}
+            | {"spec": {"jobTemplate": {"spec": {"template": template}}}},
+            ("jobTemplate", "spec", "template"),
+            {"metadata.labels['batch.kubernetes.io/job-name']": "nightly-29"},
+            "nightly-29",
+        ),
+        (
+            {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
+            | {"metadata": {"name": "serve$"}}
+            | {"spec": {"leaderWorkerTemplate": {"workerTemplate": template}}},
+            ("leaderWorkerTemplate", "workerTemplate"),
+            {"metadata.labels['leaderworkerset.sigs.k8s.io/group-index']": "1"},
+            "serve$-1",
+        ),
+    ):
+        pod: Any = offline(manifest)["spec"]
+        for key in way:
+            pod = pod[key]
+        seen = environment(sidecar_of(pod), told=label)
+        config, problems = from_environment(seen, collectors=frozenset(agent.COLLECTORS))
+        assert (config.job, problems) == (job, [])
 
 
 def test_the_hooks_of_the_configuration_are_the_sidecars() -> None:

@@ -259,7 +259,9 @@ def load_config(path: str | None) -> Config:
     try:
         with open(path, encoding="utf-8") as file:
             return parse_config(file.read())
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

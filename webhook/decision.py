@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from webhook import annotations as keys
 from webhook.annotations import FIELDS, BadValueError, Field
-from webhook.jobs import membership
+from webhook.jobs import UNKNOWN, PodsJob, membership
 from webhook.pod import Container, Pod, items, obj, text
 from webhook.profiles import Identity, Level, Profile, admitted
 from webhook.quantities import parse_quantity
@@ -92,13 +92,13 @@ class Origin:
         uid: The request's uid; offline, anything stable.
         namespace: Empty in the metadata of controllers' pods, hence taken from the request.
         name: The pod's name; empty where the server is still to generate it.
-        fallback_job: The job of a pod that nothing else names; empty for the pod's own name.
+        template: What is known of the job of a template's pods; None for a pod with a name.
     """
 
     uid: str
     namespace: str = ""
     name: str = ""
-    fallback_job: str = ""
+    template: PodsJob | None = None
 
 
 _OS_LABELS = ("kubernetes.io/os", "beta.kubernetes.io/os")
@@ -133,7 +133,8 @@ class Plan:
         image: The sidecar's.
         port: Where the sidecar serves.
         resources: None in pods with pod-level resources, whose sum must hold.
-        job: The resolved job.
+        job: The resolved job; empty in a template whose pods' job is not known yet.
+        template: What is known of that job; None for a pod with a name.
         rank: The pod's rank where its controller tells it.
         collectors: Names, or None for all.
         gpu: Whether a container may have been given an NVIDIA GPU.
@@ -152,6 +153,7 @@ class Plan:
     port: int
     resources: Resources | None
     job: str
+    template: PodsJob | None
     rank: int | None
     collectors: tuple[str, ...] | None
     gpu: bool
@@ -181,9 +183,12 @@ def warning(message: str) -> str:
 
 def skip(reason: Skip, detail: str = "") -> Decision:
     """A decision to leave the pod alone, with its warning where someone waits for one."""
-    if reason.quiet:
-        return Decision(reason)
-    return Decision(reason, (warning(f"not injected ({reason}): {detail or reason.says}"),))
+    return Decision(reason, () if reason.quiet else (left_alone(reason, detail),))
+
+
+def left_alone(reason: Skip, detail: str = "") -> str:
+    """The message that says so."""
+    return warning(f"not injected ({reason}): {detail or reason.says}")
 
 
 def decide(
@@ -223,8 +228,9 @@ def decide(
         watched,
         annotated=settings.get("job"),
         name=_own_name(pod, origin),
-        fallback=origin.fallback_job or _own_name(pod, origin) or origin.namespace,
+        fallback=origin.template.name if origin.template else _own_name(pod, origin),
     )
+    job = member.job or _job_not_named(origin, settings)
     plan = Plan(
         watched=tuple(watched),
         unmarked=unmarked,
@@ -238,7 +244,8 @@ def decide(
         image=settings.get("image") or config.image,
         port=port,
         resources=_resources(pod, settings, config),
-        job=member.job,
+        job=job,
+        template=origin.template,
         rank=member.rank,
         collectors=settings.get("collectors") or config.collectors,
         gpu=any(map(_may_have_nvidia, (*pod.containers, *_native_sidecars(pod)))),
@@ -493,6 +500,17 @@ def _guaranteed(pod: Pod) -> bool:
             if not limit or parse_quantity(requests.get(kind, limits[kind])) != limit:
                 return False
     return True
+
+
+def _job_not_named(origin: Origin, settings: _Settings) -> str:
+    """The job where nothing names it: of a template's pods it is left to what tells it later."""
+    if origin.template is None:
+        return origin.namespace or UNKNOWN
+    if label := origin.template.label:
+        settings.note(f"job known at run time only, from the pod's label {label}")
+    else:
+        settings.note(f"job not known offline: set the template's annotation {keys.JOB}")
+    return ""
 
 
 def _own_name(pod: Pod, origin: Origin) -> str:
