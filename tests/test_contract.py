@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from sidecar import agent
 from sidecar.config import RTT_HOOKS, Config, from_environment
+from webhook.annotations import COLLECTORS as WEBHOOK_COLLECTORS
 from webhook.config import RTT_HOOKS as WEBHOOK_RTT_HOOKS
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).resolve().parents[1]
 INJECT = "import sys; from webhook.cli import main; main(sys.argv[1:])"
 FIELDS = {
     "spec.nodeName": "gpu-node-7.example",
@@ -167,3 +168,23 @@ def test_a_template_whose_job_a_label_tells() -> None:
 
 def test_the_hooks_of_the_configuration_are_the_sidecars() -> None:
     assert RTT_HOOKS == WEBHOOK_RTT_HOOKS
+
+
+def test_the_collectors_a_user_may_name_are_the_sidecars() -> None:
+    assert tuple(agent.COLLECTORS) == WEBHOOK_COLLECTORS
+    assert config_of(injected({"kitty.k10s.dev/collectors": "all"})).collectors is None
+    row = next(
+        line
+        for line in (ROOT / "docs" / "annotations.md").read_text().splitlines()
+        if line.startswith("| `collectors` |")
+    )
+    named = re.findall(r"`([a-z]+)`", row.split("|")[2].split(";")[0])
+    assert named == ["all", *agent.COLLECTORS]
+
+
+@pytest.mark.parametrize("value", ["rtt,foo", "all,rtt", "RTT", ","])
+def test_unknown_collectors_are_named_and_all_run(value: str) -> None:
+    """As every bad value: the sidecar never gets to see it."""
+    pod = injected({"kitty.k10s.dev/collectors": value})
+    assert "KITTY_COLLECTORS" not in environment(sidecar_of(pod))
+    assert config_of(pod).collectors is None

@@ -188,7 +188,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "sidecar-command": ("a list of words", _command),
     "default-level": (", ".join(Level), _level),
     "collectors": (
-        "collector names, a list or comma separated",
+        FIELDS["collectors"].allowed,
         lambda value: FIELDS["collectors"].read(_comma(value)),
     ),
     "accelerators": (

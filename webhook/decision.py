@@ -6,6 +6,7 @@ Pure: nothing is asked of the cluster, nothing is kept, the pod is not changed.
 from __future__ import annotations
 
 import hashlib
+import textwrap
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -28,6 +29,7 @@ PORT_NAME = "kitty-metrics"
 WATCH = "KITTY_WATCH"
 HOST_PORTS = range(19100, 20124)
 MAX_WARNING = 120
+_SPEAKER = "kitty: "
 NATIVE_SINCE = (1, 28)
 """Before it a server drops the restartPolicy of an init container, which then never ends."""
 ANNOTATIONS_LIMIT = 256 * 1024
@@ -177,7 +179,7 @@ class Decision:
 
 def warning(message: str) -> str:
     """A message as a response may carry it: printable, 120 characters at most."""
-    clean = "".join(c if c.isprintable() else "?" for c in f"kitty: {message}")
+    clean = "".join(c if c.isprintable() else "?" for c in _SPEAKER + message)
     return clean if len(clean) <= MAX_WARNING else clean[: MAX_WARNING - 3] + "..."
 
 
@@ -275,7 +277,15 @@ class _Settings:
         try:
             self._values[name] = field.read(given)
         except BadValueError:
-            self.note(f"annotation {name} {shown(given)} ignored; allowed: {field.allowed}")
+            text = f"annotation {name} {shown(given)} ignored; allowed: {field.allowed}"
+            lines = textwrap.wrap(
+                text,
+                MAX_WARNING - len(_SPEAKER),
+                replace_whitespace=False,
+                break_on_hyphens=False,
+            )
+            for line in lines:
+                self.note(line)
 
     def get(self, name: str) -> Any:
         return self._values.get(name)

@@ -67,7 +67,9 @@ def test_usage_errors_name_the_flag_and_what_it_may_hold(
         ("accelerators: tpu", "a list"),
         ("sidecar-command: sh -c x", "a list of words"),
         ("driver-root: relative", "an absolute path"),
-        ("collectors: [a b]", "collector names"),
+        ("collectors: [a b]", "is not all, or some of pod, tcp, net, rtt,"),
+        ("collectors: rtt,foo", "'rtt,foo' is not all, or some of pod, tcp, net, rtt,"),
+        ("collectors: [rtt, foo]", "cgroup, rdma, netdev, gpu"),
         ("driver-root: /", "other than /"),
         ("driver-root: /a:b", "without a colon"),
         ("driver-root: /.", "other than /"),
@@ -111,7 +113,7 @@ def test_config_values() -> None:
     config = parse_config(
         "image: mirror:5000/kitty-sidecar:1\nport: 9200\nnative-sidecar: true\n"
         "profile: capabilities\ndefault-level: baseline\naccelerators: [x.io/npu]\n"
-        "collectors: net, proc\nsidecar-command: [kitty-sidecar]\ndriver-root:\n"
+        "collectors: net, process\nsidecar-command: [kitty-sidecar]\ndriver-root:\n"
         "dcgm-exporter: http://$(KITTY_HOST_IP):9400/metrics\n"
     )
     assert config == Config(
@@ -121,7 +123,7 @@ def test_config_values() -> None:
         profile=Profile.CAPABILITIES,
         default_level=Level.BASELINE,
         accelerators=frozenset({"x.io/npu"}),
-        collectors=("net", "proc"),
+        collectors=("net", "process"),
         sidecar_command=("kitty-sidecar",),
         dcgm_exporter="http://$(KITTY_HOST_IP):9400/metrics",
     )
