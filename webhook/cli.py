@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import sys
@@ -245,5 +246,7 @@ def _check(arguments: argparse.Namespace, config: Config) -> int:
             )
             return check(place, as_json=arguments.json)
     except ClusterError as error:
+        if arguments.json:
+            print(json.dumps({"error": str(error)}))
         print(f"kitty-webhook check: {error}", file=sys.stderr)
         return FAILED
