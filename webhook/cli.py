@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from webhook import __version__
-from webhook.config import Config, ConfigError, load_config
+from webhook.config import Config, ConfigError, keys_in_words, load_config
 from webhook.profiles import Level
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=summary,
             description=description,
+            epilog=f"keys of the configuration file, each optional:\n{keys_in_words()}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_argument("--config", metavar="FILE", help="configuration, YAML")

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 import sidecar
+from webhook.cli import main
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,6 +178,33 @@ def test_with_cert_manager_no_secret_can_be_touched() -> None:
     secret = one(documents, "Certificate")["spec"]["secretName"]
     volumes = one(documents, "Deployment")["spec"]["template"]["spec"]["volumes"]
     assert secret in [volume.get("secret", {}).get("secretName") for volume in volumes]
+
+
+@pytest.mark.parametrize("page", ["webhook.md", "pods.md"])
+def test_the_offline_recipe_gives_what_is_installed(
+    page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    recipes = re.findall(r"^kitty-webhook (inject -f job\.yaml .*) \|", text, re.MULTILINE)
+    settings = one(render(MANIFESTS / "base"), "ConfigMap")["data"]["config.yaml"]
+    (tmp_path / "config.yaml").write_text(settings)
+    template = {"spec": {"containers": [{"name": "trainer", "image": "t"}]}}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "llm"}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job | {"spec": {"template": template}}))
+    (recipe,) = (words.split() for words in recipes)
+    words = [str(tmp_path / word) if word.endswith(".yaml") else word for word in recipe]
+    assert main(words) == 0
+    pod = yaml.safe_load(capsys.readouterr().out)["spec"]["template"]
+    (container,) = pod["spec"]["initContainers"]
+    assert container["image"] == f"localhost/kitty-sidecar:{sidecar.__version__}"
+    assert container["securityContext"]["privileged"] is True
+    assert pod["metadata"]["annotations"]["kitty.k10s.dev/job"] == "llm"
+
+
+def test_the_docs_name_the_limit_that_is_set() -> None:
+    template = one(render(MANIFESTS / "base"), "Deployment")["spec"]["template"]
+    limit = template["spec"]["containers"][0]["resources"]["limits"]["memory"]
+    assert f"limit the container to {limit}." in (ROOT / "docs" / "webhook.md").read_text()
 
 
 def test_images_are_those_that_are_built() -> None:

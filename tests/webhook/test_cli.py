@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import yaml
 
 from tests.webhook.support import BIN
 from webhook.cli import main
-from webhook.config import Config, ConfigError, parse_config
+from webhook.config import _KEYS, Config, ConfigError, parse_config
 from webhook.profiles import Level, Profile
 
 if TYPE_CHECKING:
@@ -450,11 +451,19 @@ def test_what_is_no_manifest_is_named(
 
 
 def test_help_says_everything(capsys: pytest.CaptureFixture[str], tls: Files) -> None:
+    out = ""
     for command in ("serve", "inject", "check"):
         with pytest.raises(SystemExit) as stopped:
             main([command, "--help"])
         assert stopped.value.code == 0
-    out = capsys.readouterr().out
+        out += (one := capsys.readouterr().out)
+        _, _, keys = one.partition("keys of the configuration file, each optional:\n")
+        assert [line.split()[0] for line in keys.splitlines() if re.match("  [a-z]", line)] == [
+            *_KEYS
+        ]
+        for text in ("all, or some of pod, tcp,", "(default: 320Mi)", "(default: privileged)"):
+            assert text in keys
+        assert max(map(len, keys.splitlines())) <= 79
     for word in ("/mutate/restricted", "--self-signed", "--metrics-bind", "--json", "--level"):
         assert word in out
 
