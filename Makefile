@@ -40,7 +40,9 @@ eval: venv  ## score the verdicts against known faults, each once (8 minutes, ro
 images:  ## build both images with docker, podman or buildah, into build/images
 	tools/images
 
-e2e: venv  ## try the whole way on the cluster that KUBECONFIG names, with what make images built
+e2e: export KUBECONFIG := $(or $(KUBECONFIG),$(HOME)/.kube/config)
+e2e: venv  ## try the whole way on the cluster of the kubeconfig, with what make images built
+	@$(BIN)/python -m tests.e2e.install
 	$(BIN)/python -m pytest tests/e2e
 
 bench: venv  ## the measurements behind the figures in the docs (minutes; see bench/)

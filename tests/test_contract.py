@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from sidecar import agent
 from sidecar.config import RTT_HOOKS, Config, from_environment
+from webhook.annotations import COLLECTORS as WEBHOOK_COLLECTORS
 from webhook.config import RTT_HOOKS as WEBHOOK_RTT_HOOKS
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).resolve().parents[1]
 INJECT = "import sys; from webhook.cli import main; main(sys.argv[1:])"
 FIELDS = {
     "spec.nodeName": "gpu-node-7.example",
@@ -35,9 +36,13 @@ def injected(annotations: dict[str, str], *flags: str, **spec: Any) -> dict[str,
         "spec": {"containers": [{"name": "trainer", "image": "t"}], **spec},
     }
     pod["metadata"]["labels"] = {"kitty.k10s.dev/inject": "true"}  # type: ignore[index] # a mapping
+    return offline(pod, *flags)
+
+
+def offline(manifest: dict[str, Any], *flags: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", INJECT, "inject", "-f", "-", *flags],
-        input=yaml.safe_dump(pod),
+        input=yaml.safe_dump(manifest),
         capture_output=True,
         text=True,
         check=True,
@@ -54,15 +59,16 @@ def sidecar_of(pod: dict[str, Any]) -> dict[str, Any]:
     return dict(container)
 
 
-def environment(container: dict[str, Any]) -> dict[str, str]:
+def environment(container: dict[str, Any], *, told: dict[str, str] | None = None) -> dict[str, str]:
     """What the container gets: the kubelet expands references to what stands before them."""
     values: dict[str, str] = {}
     for entry in container["env"]:
         text = entry.get("value")
         if text is None:
-            text = (FIELDS | HOST)[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+            text = (FIELDS | HOST | (told or {}))[entry["valueFrom"]["fieldRef"]["fieldPath"]]
         for name, value in values.items():
             text = text.replace(f"$({name})", value)
+        text = text.replace("$$", "$")
         values[entry["name"]] = text
     return values
 
@@ -132,5 +138,53 @@ def test_where_a_gpu_pod_finds_its_driver_and_exporter(tmp_path: Path) -> None:
     assert (config.driver_root, config.dcgm_exporter) == ("", "")
 
 
+def test_a_template_whose_job_a_label_tells() -> None:
+    """The kubelet reads the label when the pod is there: each run of a CronJob is a job."""
+    template = {"spec": {"containers": [{"name": "trainer", "image": "t"}]}}
+    for manifest, way, label, job in (
+        (
+            {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "nightly"}}
+            | {"spec": {"jobTemplate": {"spec": {"template": template}}}},
+            ("jobTemplate", "spec", "template"),
+            {"metadata.labels['batch.kubernetes.io/job-name']": "nightly-29"},
+            "nightly-29",
+        ),
+        (
+            {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
+            | {"metadata": {"name": "serve$"}}
+            | {"spec": {"leaderWorkerTemplate": {"workerTemplate": template}}},
+            ("leaderWorkerTemplate", "workerTemplate"),
+            {"metadata.labels['leaderworkerset.sigs.k8s.io/group-index']": "1"},
+            "serve$-1",
+        ),
+    ):
+        pod: Any = offline(manifest)["spec"]
+        for key in way:
+            pod = pod[key]
+        seen = environment(sidecar_of(pod), told=label)
+        config, problems = from_environment(seen, collectors=frozenset(agent.COLLECTORS))
+        assert (config.job, problems) == (job, [])
+
+
 def test_the_hooks_of_the_configuration_are_the_sidecars() -> None:
     assert RTT_HOOKS == WEBHOOK_RTT_HOOKS
+
+
+def test_the_collectors_a_user_may_name_are_the_sidecars() -> None:
+    assert tuple(agent.COLLECTORS) == WEBHOOK_COLLECTORS
+    assert config_of(injected({"kitty.k10s.dev/collectors": "all"})).collectors is None
+    row = next(
+        line
+        for line in (ROOT / "docs" / "annotations.md").read_text().splitlines()
+        if line.startswith("| `collectors` |")
+    )
+    named = re.findall(r"`([a-z]+)`", row.split("|")[2].split(";")[0])
+    assert named == ["all", *agent.COLLECTORS]
+
+
+@pytest.mark.parametrize("value", ["rtt,foo", "all,rtt", "RTT", ","])
+def test_unknown_collectors_are_named_and_all_run(value: str) -> None:
+    """As every bad value: the sidecar never gets to see it."""
+    pod = injected({"kitty.k10s.dev/collectors": value})
+    assert "KITTY_COLLECTORS" not in environment(sidecar_of(pod))
+    assert config_of(pod).collectors is None

@@ -48,7 +48,12 @@ _IMAGE = re.compile(
 )
 _MAX_IMAGE, _MAX_IMAGE_NAME = 512, 255
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_COLLECTOR = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+COLLECTORS = (
+    *("pod", "tcp", "net", "rtt", "kernel", "system", "process", "rank", "matrix", "waiting"),
+    *("anomaly", "cgroup", "rdma", "netdev", "gpu"),
+)
+"""What the sidecar knows by these names, in its order."""
 
 
 class BadValueError(ValueError):
@@ -60,7 +65,7 @@ class Field:
     """One setting: how it is read and what it may hold.
 
     Attributes:
-        allowed: The allowed values, in words that fit a warning of 120 characters.
+        allowed: The allowed values in words.
         read: Turns the text into the value, or raises BadValueError.
     """
 
@@ -107,14 +112,22 @@ def _image(text: str) -> str:
     return text
 
 
-def _names(pattern: re.Pattern[str]) -> Callable[[str], tuple[str, ...]]:
-    def read(text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-        if not names or not all(pattern.fullmatch(name) for name in names):
-            raise BadValueError
-        return names
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
-    return read
+
+def _containers(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    if not names or not all(_NAME.fullmatch(name) for name in names):
+        raise BadValueError
+    return names
+
+
+def _collectors(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    if not names or (names != ("all",) and set(names) - set(COLLECTORS)):
+        raise BadValueError
+    return names
 
 
 def _job(text: str) -> str:
@@ -125,7 +138,7 @@ def _job(text: str) -> str:
 
 
 FIELDS: Mapping[str, Field] = {
-    "containers": Field("container names, comma separated", _names(_NAME)),
+    "containers": Field("container names, comma separated", _containers),
     "profile": Field("privileged, capabilities, unprivileged", _profile),
     "native-sidecar": _one_of("auto", "true", "false"),
     "image": Field("an image such as registry.example/kitty:1.0", _image),
@@ -137,6 +150,6 @@ FIELDS: Mapping[str, Field] = {
     "memory-limit": _quantity("a memory quantity, 64Mi or more", _MEMORY_FLOOR),
     "port": Field("1-65535", _port),
     "job": Field(f"text of 1-{MAX_JOB} printable characters", _job),
-    "collectors": Field("collector names, comma separated", _names(_COLLECTOR)),
+    "collectors": Field("all, or some of " + ", ".join(COLLECTORS), _collectors),
 }
 """Every annotation a user may set, by its name without the prefix."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import sys
 from typing import TYPE_CHECKING
 
 from webhook import __version__
-from webhook.config import Config, ConfigError, load_config
+from webhook.config import Config, ConfigError, keys_in_words, load_config
 from webhook.profiles import Level
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=summary,
             description=description,
+            epilog=f"keys of the configuration file, each optional:\n{keys_in_words()}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_argument("--config", metavar="FILE", help="configuration, YAML")
@@ -245,5 +247,7 @@ def _check(arguments: argparse.Namespace, config: Config) -> int:
             )
             return check(place, as_json=arguments.json)
     except ClusterError as error:
+        if arguments.json:
+            print(json.dumps({"error": str(error)}))
         print(f"kitty-webhook check: {error}", file=sys.stderr)
         return FAILED

@@ -49,22 +49,26 @@ class Cluster:
             context: A context of it; None for the current one.
 
         Raises:
-            ClusterError: There is no usable configuration.
+            ClusterError: There is no usable configuration; the text says which was tried.
         """
         from kubernetes import client, config  # noqa: PLC0415 -- 36 MB that serving does without
 
         configuration = client.Configuration()
+        in_pod = kubeconfig is None and context is None and _in_pod()
+        files = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
         try:
-            if kubeconfig is None and context is None and _in_pod():
+            if in_pod:
                 config.load_incluster_config(  # type: ignore[no-untyped-call] # theirs
                     client_configuration=configuration
                 )
             else:
                 config.load_kube_config(  # type: ignore[no-untyped-call] # theirs
-                    config_file=kubeconfig, context=context, client_configuration=configuration
+                    config_file=files, context=context, client_configuration=configuration
                 )
         except Exception as error:  # the client's own reader stumbles in many ways over rubbish
-            raise ClusterError(0, f"no usable kubeconfig: {error}") from error
+            why = f"the pod's service account: {error}" if in_pod else _unusable(files, error)
+            message = f"no usable kubeconfig: {why}; name one by --kubeconfig or KUBECONFIG"
+            raise ClusterError(0, message) from error
         return cls(client.ApiClient(configuration))
 
     def close(self) -> None:
@@ -152,8 +156,16 @@ class Cluster:
         return exception
 
 
+def _unusable(files: str, error: Exception) -> str:
+    """What is wrong with the files of a kubeconfig; theirs names none of those that are missing."""
+    paths = [os.path.expanduser(path) for path in files.split(os.pathsep) if path]
+    if not any(map(os.path.exists, paths)):
+        return " and ".join(f"{path} does not exist" for path in paths) or "none is named"
+    return f"{' and '.join(paths)}: {' '.join(str(error).split())}"
+
+
 def _in_pod() -> bool:
-    return "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
+    return "KUBERNETES_SERVICE_HOST" in os.environ and not os.environ.get("KUBECONFIG")
 
 
 def parse_version(text: object) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import textwrap
 import urllib.parse
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -188,7 +189,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "sidecar-command": ("a list of words", _command),
     "default-level": (", ".join(Level), _level),
     "collectors": (
-        "collector names, a list or comma separated",
+        FIELDS["collectors"].allowed,
         lambda value: FIELDS["collectors"].read(_comma(value)),
     ),
     "accelerators": (
@@ -203,6 +204,20 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "rtt-hook": (", ".join(RTT_HOOKS), _hook),
     "bind": ("an IP address", _ip),
 }
+
+
+def keys_in_words() -> str:
+    """Every key, what it may hold and its default, for a help text of 79 columns."""
+    defaults, lines = Config(), []
+    for key, (allowed, _) in _KEYS.items():
+        value = getattr(defaults, key.replace("-", "_"))
+        if isinstance(value, frozenset):
+            value = ", ".join(sorted(value))
+        default = "" if value is None else f" (default: {value})"
+        lines += textwrap.wrap(
+            f"  {key:16} {allowed}{default}", 79, subsequent_indent=" " * 19, break_on_hyphens=False
+        )
+    return "\n".join(lines)
 
 
 def parse_config(text: str) -> Config:
@@ -259,7 +274,9 @@ def load_config(path: str | None) -> Config:
     try:
         with open(path, encoding="utf-8") as file:
             return parse_config(file.read())
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

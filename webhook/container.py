@@ -94,13 +94,24 @@ def token_mount(pod: Pod) -> dict[str, Any] | None:
     return None
 
 
+def _job(plan: Plan) -> tuple[dict[str, str], str | None]:
+    """The job's value, and fields that it refers to: a template's pods may tell it by a label."""
+    if plan.job:
+        return {}, _literal(plan.job)
+    if plan.template is None or not plan.template.label:
+        return {}, None
+    field = f"metadata.labels['{plan.template.label}']"
+    return {"KITTY_JOB_LABEL": field}, f"{_literal(plan.template.prefix)}$(KITTY_JOB_LABEL)"
+
+
 def _env(plan: Plan, config: Config) -> list[dict[str, Any]]:
+    job_field, job = _job(plan)
     exporter = config.dcgm_exporter if plan.gpu else None
     root = config.driver_root if needs_driver_volume(plan, config) else None
     values = {
         "KITTY_PORT": str(plan.port),
         "KITTY_BIND": config.bind,
-        "KITTY_JOB": _literal(plan.job),
+        "KITTY_JOB": job,
         "KITTY_RANK": None if plan.rank is None else str(plan.rank),
         "KITTY_PROFILE": plan.profile.value,
         "KITTY_COLLECTORS": ",".join(plan.collectors) if plan.collectors else None,
@@ -114,7 +125,7 @@ def _env(plan: Plan, config: Config) -> list[dict[str, Any]]:
     }
     fields = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in (FIELD_ENV | (HOST_ENV if exporter else {})).items()
+        for name, path in (FIELD_ENV | (HOST_ENV if exporter else {}) | job_field).items()
     ]
     return fields + [{"name": name, "value": v} for name, v in values.items() if v is not None]
 

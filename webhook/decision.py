@@ -6,6 +6,7 @@ Pure: nothing is asked of the cluster, nothing is kept, the pod is not changed.
 from __future__ import annotations
 
 import hashlib
+import textwrap
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from webhook import annotations as keys
 from webhook.annotations import FIELDS, BadValueError, Field
-from webhook.jobs import membership
+from webhook.jobs import UNKNOWN, PodsJob, membership
 from webhook.pod import Container, Pod, items, obj, text
 from webhook.profiles import Identity, Level, Profile, admitted
 from webhook.quantities import parse_quantity
@@ -28,6 +29,7 @@ PORT_NAME = "kitty-metrics"
 WATCH = "KITTY_WATCH"
 HOST_PORTS = range(19100, 20124)
 MAX_WARNING = 120
+_SPEAKER = "kitty: "
 NATIVE_SINCE = (1, 28)
 """Before it a server drops the restartPolicy of an init container, which then never ends."""
 ANNOTATIONS_LIMIT = 256 * 1024
@@ -92,13 +94,13 @@ class Origin:
         uid: The request's uid; offline, anything stable.
         namespace: Empty in the metadata of controllers' pods, hence taken from the request.
         name: The pod's name; empty where the server is still to generate it.
-        fallback_job: The job of a pod that nothing else names; empty for the pod's own name.
+        template: What is known of the job of a template's pods; None for a pod with a name.
     """
 
     uid: str
     namespace: str = ""
     name: str = ""
-    fallback_job: str = ""
+    template: PodsJob | None = None
 
 
 _OS_LABELS = ("kubernetes.io/os", "beta.kubernetes.io/os")
@@ -133,7 +135,8 @@ class Plan:
         image: The sidecar's.
         port: Where the sidecar serves.
         resources: None in pods with pod-level resources, whose sum must hold.
-        job: The resolved job.
+        job: The resolved job; empty in a template whose pods' job is not known yet.
+        template: What is known of that job; None for a pod with a name.
         rank: The pod's rank where its controller tells it.
         collectors: Names, or None for all.
         gpu: Whether a container may have been given an NVIDIA GPU.
@@ -152,6 +155,7 @@ class Plan:
     port: int
     resources: Resources | None
     job: str
+    template: PodsJob | None
     rank: int | None
     collectors: tuple[str, ...] | None
     gpu: bool
@@ -175,15 +179,18 @@ class Decision:
 
 def warning(message: str) -> str:
     """A message as a response may carry it: printable, 120 characters at most."""
-    clean = "".join(c if c.isprintable() else "?" for c in f"kitty: {message}")
+    clean = "".join(c if c.isprintable() else "?" for c in _SPEAKER + message)
     return clean if len(clean) <= MAX_WARNING else clean[: MAX_WARNING - 3] + "..."
 
 
 def skip(reason: Skip, detail: str = "") -> Decision:
     """A decision to leave the pod alone, with its warning where someone waits for one."""
-    if reason.quiet:
-        return Decision(reason)
-    return Decision(reason, (warning(f"not injected ({reason}): {detail or reason.says}"),))
+    return Decision(reason, () if reason.quiet else (left_alone(reason, detail),))
+
+
+def left_alone(reason: Skip, detail: str = "") -> str:
+    """The message that says so."""
+    return warning(f"not injected ({reason}): {detail or reason.says}")
 
 
 def decide(
@@ -223,8 +230,9 @@ def decide(
         watched,
         annotated=settings.get("job"),
         name=_own_name(pod, origin),
-        fallback=origin.fallback_job or _own_name(pod, origin) or origin.namespace,
+        fallback=origin.template.name if origin.template else _own_name(pod, origin),
     )
+    job = member.job or _job_not_named(origin, settings)
     plan = Plan(
         watched=tuple(watched),
         unmarked=unmarked,
@@ -238,7 +246,8 @@ def decide(
         image=settings.get("image") or config.image,
         port=port,
         resources=_resources(pod, settings, config),
-        job=member.job,
+        job=job,
+        template=origin.template,
         rank=member.rank,
         collectors=settings.get("collectors") or config.collectors,
         gpu=any(map(_may_have_nvidia, (*pod.containers, *_native_sidecars(pod)))),
@@ -268,7 +277,15 @@ class _Settings:
         try:
             self._values[name] = field.read(given)
         except BadValueError:
-            self.note(f"annotation {name} {shown(given)} ignored; allowed: {field.allowed}")
+            text = f"annotation {name} {shown(given)} ignored; allowed: {field.allowed}"
+            lines = textwrap.wrap(
+                text,
+                MAX_WARNING - len(_SPEAKER),
+                replace_whitespace=False,
+                break_on_hyphens=False,
+            )
+            for line in lines:
+                self.note(line)
 
     def get(self, name: str) -> Any:
         return self._values.get(name)
@@ -493,6 +510,17 @@ def _guaranteed(pod: Pod) -> bool:
             if not limit or parse_quantity(requests.get(kind, limits[kind])) != limit:
                 return False
     return True
+
+
+def _job_not_named(origin: Origin, settings: _Settings) -> str:
+    """The job where nothing names it: of a template's pods it is left to what tells it later."""
+    if origin.template is None:
+        return origin.namespace or UNKNOWN
+    if label := origin.template.label:
+        settings.note(f"job known at run time only, from the pod's label {label}")
+    else:
+        settings.note(f"job not known offline: set the template's annotation {keys.JOB}")
+    return ""
 
 
 def _own_name(pod: Pod, origin: Origin) -> str:

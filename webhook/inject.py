@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from webhook.decision import Decision, Origin, Skip, Version, decide, skip
+from webhook.decision import Decision, Origin, Skip, Version, decide, left_alone, skip
 from webhook.mutate import operations
 from webhook.patch import apply
 from webhook.pod import Pod, UnreadablePodError
+from webhook.templates import pods_in, title
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from webhook.config import Config
     from webhook.profiles import Level
 
@@ -47,40 +46,6 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
-
-
-def pods_in(document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Finds the pods and pod templates of a document.
-
-    A template is what stands under a key named ``template`` or ``...Template`` and has containers:
-    so it is in Deployment, StatefulSet, Job, CronJob, JobSet, PyTorchJob, MPIJob, the runtimes of
-    TrainJob, RayCluster, LeaderWorkerSet, Volcano's Job and most others.
-
-    Yields:
-        The path for messages, and the object that has ``metadata`` and ``spec``.
-    """
-    if isinstance(document, dict) and document.get("kind") == "Pod":
-        yield "", document
-        return
-    stack: list[tuple[str, Any]] = [("", document)]
-    while stack:
-        path, node = stack.pop()
-        if isinstance(node, list):
-            children = [(f"{path}[{i}]", item) for i, item in enumerate(node)]
-        elif isinstance(node, dict):
-            children = [(f"{path}.{key}", value) for key, value in node.items()]
-        else:
-            continue
-        for child_path, child in children:
-            key = child_path.rpartition(".")[2].lower()
-            if isinstance(child, dict) and (_is_template(key, child) or child.get("kind") == "Pod"):
-                yield child_path, child
-        stack += [c for c in reversed(children) if isinstance(c[1], dict | list)]
-
-
-def _is_template(key: str, node: dict[str, Any]) -> bool:
-    spec = node.get("spec")
-    return key.endswith("template") and isinstance(spec, dict) and bool(spec.get("containers"))
 
 
 @dataclass(frozen=True)
@@ -119,13 +84,16 @@ def inject_files(paths: list[str], target: Target) -> int:
     documents = []
     for path in paths:
         try:
-            documents += [_plain(d) for d in yaml.load_all(_read(path), Loader=_Loader)]
+            read = [_plain(d) for d in yaml.load_all(_read(path), Loader=_Loader)]
         except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-            print(f"kitty-webhook inject: {path}: {error}", file=sys.stderr)
+            why = error.strerror if isinstance(error, OSError) else error
+            print(f"kitty-webhook inject: {path}: {why}", file=sys.stderr)
             return 1
-    for document in documents:
-        _inject_document(document, target)
-    yaml.dump_all(documents, sys.stdout, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        documents += [(f"{path}, document {i}", document) for i, document in enumerate(read, 1)]
+    for place, document in documents:
+        _inject_document(place, document, target)
+    plain = [document for _, document in documents]
+    yaml.dump_all(plain, sys.stdout, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return 0
 
 
@@ -149,26 +117,25 @@ def _read(path: str) -> str:
         return file.read()
 
 
-def _inject_document(document: Any, target: Target) -> None:
-    if not isinstance(document, dict):
+def _inject_document(place: str, document: Any, target: Target) -> None:
+    if document is None:
         return
-    metadata = document.get("metadata")
-    metadata = metadata if isinstance(metadata, dict) else {}
-    name, namespace = str(metadata.get("name") or ""), str(metadata.get("namespace") or "")
-    title = f"{document.get('kind')}/{name}"
-    found = False
-    for path, pod in list(pods_in(document)):
-        found = True
+    if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
+        print(f"{place}: no manifest, it has no kind; left as it is", file=sys.stderr)
+        return
+    found = list(pods_in(document))
+    for one in found:
         origin = Origin(
-            uid=f"{namespace}/{title}{path}",
-            namespace=namespace,
-            name=name if not path else "",
-            fallback_job=name if path else "",
+            uid=f"{one.namespace}/{one.title}",
+            namespace=one.namespace,
+            name="" if one.path else one.name,
+            template=one.job,
         )
-        decision = inject(pod, target, origin=origin)
-        for text in decision.warnings:
-            print(f"{title}{path}: {text}", file=sys.stderr)
+        decision = inject(one.pod, target, origin=origin)
+        said = decision.warnings
         if isinstance(decision.outcome, Skip) and decision.outcome.quiet:
-            print(f"{title}{path}: {decision.outcome}: {decision.outcome.says}", file=sys.stderr)
+            said = (left_alone(decision.outcome),)
+        for text in said:
+            print(f"{one.title}: {text}", file=sys.stderr)
     if not found:
-        print(f"{title}: holds no pod template, left as it is", file=sys.stderr)
+        print(f"{title(document)}: holds no pod template, left as it is", file=sys.stderr)

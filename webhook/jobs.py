@@ -31,6 +31,21 @@ class Membership:
     rank: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class PodsJob:
+    """What the owner of a pod template tells of the job of the pods made from it.
+
+    Attributes:
+        name: The job; empty where it is known only when a pod is there.
+        label: A label of such a pod that tells it then; empty where none does.
+        prefix: What stands before the label's value.
+    """
+
+    name: str = ""
+    label: str = ""
+    prefix: str = ""
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a controller's line may look at.
@@ -176,13 +191,14 @@ def membership(
         watched: The containers that will be watched.
         annotated: The job that the pod's annotation names; it wins.
         name: The pod's name, as far as it is known.
-        fallback: The job where neither container, controller nor owner names one.
+        fallback: The job where neither container, controller nor owner names one; empty where
+            that is not known yet, and then the result's may be empty.
     """
     owner = _owner(pod)
     facts = Facts({**pod.annotations, **pod.labels}, name, owner, watched)
     job, rank = next(((j, c.rank) for c in CONTROLLERS if (j := c.job(facts))), ("", _untold))
     names = (annotated or "", facts.literal("JOB_NAME"), job, owner[1], fallback)
-    return Membership(next(filter(None, map(_usable, names)), UNKNOWN), _rank(rank(facts)))
+    return Membership(next(filter(None, map(_usable, names)), ""), _rank(rank(facts)))
 
 
 def _usable(name: str) -> str:

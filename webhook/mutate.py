@@ -100,10 +100,9 @@ def _inject(pod: Pod, plan: Plan, config: Config) -> list[Operation]:
 
 
 def _annotations(pod: Pod, plan: Plan) -> dict[str, str]:
-    wanted = {
-        keys.JOB: plan.job,
-        keys.STATUS: _compact(status(Decision(plan))),
-    }
+    wanted = {keys.STATUS: _compact(status(Decision(plan)))}
+    if plan.job:
+        wanted = {keys.JOB: plan.job, **wanted}
     if plan.host_network:
         wanted[keys.PORT] = str(plan.port)
     if keys.DEFAULT_CONTAINER not in pod.annotations and pod.containers[0].name:

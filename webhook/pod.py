@@ -43,9 +43,9 @@ def items(value: Any, where: str) -> list[JsonObject]:
 def texts(value: Any, where: str) -> dict[str, str]:
     """The value as a map of strings, such as labels; empty where it is missing or null."""
     found = obj(value, where)
-    for text in found.values():
+    for key, text in found.items():
         if not isinstance(text, str):
-            raise UnreadablePodError(f"{where} holds what is no string")
+            raise UnreadablePodError(f"{where}: the value of {key[:48]} is no string, quote it")
     return found
 
 

@@ -133,7 +133,8 @@ def _expiry_of_file(path: str, report: Report) -> None:
         with open(path, "rb") as file:
             report.expires = expiry(file.read()).timestamp()
     except (OSError, ValueError) as error:
-        report.errors.append(f"{path}: {error}")
+        why = error.strerror if isinstance(error, OSError) else error
+        report.errors.append(f"{path}: {why}")
 
 
 def _keep(wanted: SelfSigned, cluster: Cluster, now: dt.datetime, report: Report) -> None:

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,28 @@ def loader() -> list[str] | None:
     if kind == "k3d" and shutil.which("k3d"):
         return ["k3d", "image", "import", "--cluster", name]
     return None
+
+
+def missing() -> str:
+    """Return why these tests cannot run, in one line; empty where they can."""
+    paths = [path for path in os.environ.get("KUBECONFIG", "").split(os.pathsep) if path]
+    if not paths:
+        return "KUBECONFIG names no cluster"
+    if not any(map(os.path.exists, paths)):
+        return f"KUBECONFIG names no cluster: {' and '.join(paths)} does not exist"
+    if not shutil.which("kubectl"):
+        return "kubectl is not there"
+    if absent := [str(archive) for archive in archives() if not archive.exists()]:
+        return f"no {' and no '.join(absent)}: run make images"
+    answer = subprocess.run(
+        ["kubectl", "get", "--raw", "/readyz"], capture_output=True, text=True, check=False
+    )
+    if answer.returncode:
+        why = " ".join(answer.stderr.split()[-40:])
+        return f"the cluster that KUBECONFIG names does not answer: {why}"
+    if not loader():
+        return "no way to load images: neither a kind nor a k3d cluster, and E2E_LOAD is not set"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -144,3 +167,7 @@ def load() -> None:
 def now() -> float:
     """Return a clock for durations."""
     return time.monotonic()
+
+
+if __name__ == "__main__":
+    sys.exit(f"e2e: {why}" if (why := missing()) else 0)

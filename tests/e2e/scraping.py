@@ -24,7 +24,7 @@ from tests.e2e.install import ROOT
 from tests.e2e.kube import Json, Kube, all_ready, pod_of
 
 CACHE = ROOT / ".cache" / "debian"
-SCRAPE = ROOT / "manifests" / "overlays" / "prometheus" / "kitty-scrape.yaml"
+SCRAPE = ROOT / "manifests" / "components" / "prometheus" / "kitty-scrape.yaml"
 
 
 @dataclass(frozen=True)

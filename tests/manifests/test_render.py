@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import shutil
 import subprocess
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import yaml
 
 import sidecar
+from webhook.cli import main
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +25,7 @@ MANIFESTS = ROOT / "manifests"
 FOLDERS = [MANIFESTS / "base", *sorted((MANIFESTS / "overlays").iterdir())]
 VERSIONS = ("1.28", "1.29", "1.33")
 OTHERS_GROUPS = ("cert-manager.io", "monitoring.coreos.com")
+COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
 INJECT = "kitty.k10s.dev/inject"
 ENFORCE = "pod-security.kubernetes.io/enforce"
 NAME = "kubernetes.io/metadata.name"
@@ -55,6 +58,17 @@ def render(folder: Path) -> list[Json]:
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
+def combined(folder: Path, *components: str) -> list[Json]:
+    """Return what a kustomization of a user's own makes of the base and these components."""
+    beside = os.path.relpath(MANIFESTS, folder)
+    own = {
+        "resources": [f"{beside}/base"],
+        "components": [f"{beside}/components/{name}" for name in components],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(own))
+    return render(folder)
+
+
 def one(documents: list[Json], kind: str) -> Json:
     (found,) = (document for document in documents if document["kind"] == kind)
     return found
@@ -73,6 +87,42 @@ def test_everything_carries_the_label_that_finds_it(folder: Path) -> None:
     for document in render(folder):
         labels = document["metadata"].get("labels", {})
         assert labels.get("app.kubernetes.io/part-of") == "kitty", document["metadata"]["name"]
+
+
+def identity(document: Json) -> str:
+    return f"{document['kind']}/{document['metadata']['name']}"
+
+
+@pytest.mark.parametrize("pair", [*combinations(COMPONENTS, 2)], ids="+".join)
+def test_components_can_be_combined(pair: tuple[str, str], tmp_path: Path) -> None:
+    """Two together give what each overlay alone gives, except for what one of them takes away."""
+    both = {identity(document): document for document in combined(tmp_path, *pair)}
+    base = {identity(document): document for document in render(MANIFESTS / "base")}
+    alone = [
+        {identity(document): document for document in render(MANIFESTS / "overlays" / name)}
+        for name in pair
+    ]
+    removed = base.keys() - (alone[0].keys() & alone[1].keys())
+    assert both.keys() == (alone[0].keys() | alone[1].keys()) - removed
+    for name, document in both.items():
+        changed = [one[name] for one in alone if name in one and one[name] != base.get(name)]
+        assert document == (changed[0] if changed else base[name])
+
+
+def test_all_components_are_those_of_an_overlay() -> None:
+    assert [folder.name for folder in FOLDERS[1:]] == COMPONENTS
+
+
+def test_a_component_leaves_a_users_own_objects_alone(tmp_path: Path) -> None:
+    own = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "own", "namespace": "x"}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
+    beside = os.path.relpath(MANIFESTS, tmp_path)
+    kustomization = {
+        "resources": ["own.yaml"],
+        "components": [f"{beside}/components/prometheus-operator"],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    assert own in render(tmp_path)
 
 
 def matches(selector: Json, labels: dict[str, str]) -> bool:
@@ -128,6 +178,11 @@ def test_rights_are_few_and_by_name() -> None:
         (rule["resources"], rule["verbs"]) for rule in rules if not rule.get("resourceNames")
     ]
     assert unnamed == [(["secrets"], ["create"]), (["nodes"], ["list"])]
+    named = [(rule["resources"], rule["verbs"]) for rule in rules if rule.get("resourceNames")]
+    assert named == [
+        (["secrets"], ["get", "update"]),
+        (["mutatingwebhookconfigurations"], ["get", "patch"]),
+    ]
     assert not any("*" in [*rule["resources"], *rule["verbs"]] for rule in rules)
 
 
@@ -143,6 +198,33 @@ def test_with_cert_manager_no_secret_can_be_touched() -> None:
     assert secret in [volume.get("secret", {}).get("secretName") for volume in volumes]
 
 
+@pytest.mark.parametrize("page", ["webhook.md", "pods.md"])
+def test_the_offline_recipe_gives_what_is_installed(
+    page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    recipes = re.findall(r"^kitty-webhook (inject -f job\.yaml .*) \|", text, re.MULTILINE)
+    settings = one(render(MANIFESTS / "base"), "ConfigMap")["data"]["config.yaml"]
+    (tmp_path / "config.yaml").write_text(settings)
+    template = {"spec": {"containers": [{"name": "trainer", "image": "t"}]}}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "llm"}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job | {"spec": {"template": template}}))
+    (recipe,) = (words.split() for words in recipes)
+    words = [str(tmp_path / word) if word.endswith(".yaml") else word for word in recipe]
+    assert main(words) == 0
+    pod = yaml.safe_load(capsys.readouterr().out)["spec"]["template"]
+    (container,) = pod["spec"]["initContainers"]
+    assert container["image"] == f"localhost/kitty-sidecar:{sidecar.__version__}"
+    assert container["securityContext"]["privileged"] is True
+    assert pod["metadata"]["annotations"]["kitty.k10s.dev/job"] == "llm"
+
+
+def test_the_docs_name_the_limit_that_is_set() -> None:
+    template = one(render(MANIFESTS / "base"), "Deployment")["spec"]["template"]
+    limit = template["spec"]["containers"][0]["resources"]["limits"]["memory"]
+    assert f"limit the container to {limit}." in (ROOT / "docs" / "webhook.md").read_text()
+
+
 def test_images_are_those_that_are_built() -> None:
     documents = render(MANIFESTS / "base")
     (container,) = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
@@ -152,7 +234,7 @@ def test_images_are_those_that_are_built() -> None:
 
 
 def relabelling() -> tuple[list[Json], list[Json]]:
-    plain = yaml.safe_load((MANIFESTS / "overlays/prometheus/kitty-scrape.yaml").read_text())
+    plain = yaml.safe_load((MANIFESTS / "components/prometheus/kitty-scrape.yaml").read_text())
     monitor = one(render(MANIFESTS / "overlays" / "prometheus-operator"), "PodMonitor")
     (entry,) = plain["scrape_configs"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]

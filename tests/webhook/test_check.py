@@ -316,7 +316,39 @@ def test_one_refused_list_does_not_hide_the_rest(peer: Peer, check: Any) -> None
 
 def test_no_kubeconfig(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--kubeconfig", str(tmp_path / "none")]) == 1
-    assert "kubeconfig" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        f"kitty-webhook check: no usable kubeconfig: {tmp_path}/none does not exist; "
+        "name one by --kubeconfig or KUBECONFIG\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "tried"),
+    [
+        (None, ["{home}/.kube/config"]),
+        ("", ["{home}/.kube/config"]),
+        ("{home}/a:{home}/b", ["{home}/a", "{home}/b"]),
+    ],
+)
+def test_which_kubeconfig_was_tried(
+    variable: str | None,
+    tried: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As kubectl looks for it; the same for machines."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("KUBECONFIG", variable.format(home=tmp_path))
+    assert main(["check", "--json"]) == 1
+    out, err = capsys.readouterr()
+    why = " and ".join(f"{path.format(home=tmp_path)} does not exist" for path in tried)
+    error = f"no usable kubeconfig: {why}; name one by --kubeconfig or KUBECONFIG"
+    assert json.loads(out) == {"error": error}
+    assert err == f"kitty-webhook check: {error}\n"
 
 
 @pytest.mark.parametrize("text", ["junk", "a: b: c", "[]", "", "clusters: 1"])
@@ -326,7 +358,10 @@ def test_a_kubeconfig_of_rubbish(
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     assert main(["check", "--kubeconfig", str(path)]) == 1
-    assert "no usable kubeconfig" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith(f"kitty-webhook check: no usable kubeconfig: {path}: ")
+    assert said.endswith("; name one by --kubeconfig or KUBECONFIG\n")
+    assert said.count("\n") == 1
 
 
 def test_a_real_cluster(

@@ -177,6 +177,29 @@ def test_a_real_api_server_stores_native_sidecars(
             through_the_api(api_server, pair)
 
 
+def test_a_real_api_server_takes_a_job_that_a_label_tells(
+    api_server: ApiServer, namespaces: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    container = {"name": "trainer", "image": "train:1"}
+    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    manifest = {
+        "apiVersion": "batch/v1",
+        "kind": "CronJob",
+        "metadata": {"name": "nightly"},
+        "spec": {"schedule": "0 2 * * *", "jobTemplate": {"spec": {"template": template}}},
+    }
+    path = tmp_path / "cron.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    assert main(["inject", "-f", str(path)]) == 0
+    injected = yaml.safe_load(capsys.readouterr().out)
+    where = f"/apis/batch/v1/namespaces/{namespace_of(None)}/cronjobs"
+    stored = api_server.cluster.create(where, injected, dry_run=True)
+    pod = stored["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (told,) = (e for e in pod["containers"][-1]["env"] if e["name"] == "KITTY_JOB_LABEL")
+    path_of_it = told["valueFrom"]["fieldRef"]["fieldPath"]
+    assert path_of_it == "metadata.labels['batch.kubernetes.io/job-name']"
+
+
 def test_the_api_server_refuses_what_the_levels_would(
     api_server: ApiServer, namespaces: None
 ) -> None:

@@ -318,3 +318,13 @@ def test_a_certificate_that_cannot_be_written_is_tried_again(tmp_path: Path) -> 
     folder.mkdir()
     assert upkeep.once() == INTERVAL
     assert (folder / "tls.pem").read_text() == "P"
+
+
+def test_a_missing_certificate_is_named_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "none.pem")
+
+    def connect() -> Cluster:
+        raise ClusterError(0, "nothing is asked of it")
+
+    report = run_task(Task(certificate=path), connect=connect, now=NOW)
+    assert report.errors == [f"{path}: No such file or directory"]
