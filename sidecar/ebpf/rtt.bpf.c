@@ -199,8 +199,8 @@ int on_ack(struct pt_regs *ctx, void *sk, int flag, long seq_us, long sack_us)
  * the round trip of the segment acknowledged last (struct tcp_rack, net/ipv4/tcp_recovery.c).
  *
  * A connection at full speed would pay for each of its acknowledgements. `recent` remembers what
- * was counted last of a socket, so that all but one in SPACING_US cost two reads; whoever shares
- * an entry only makes it forget. */
+ * was counted last of a socket, so that all but one in SPACING_US cost a single read, also those of
+ * other namespaces; whoever shares an entry only makes it forget. */
 #ifdef HOOK_TCP_PROBE
 struct recent { /* a cache line each: sockets of several processors share none */
 	u64 sk;
@@ -220,17 +220,15 @@ int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
 	u64 sent_us = 0;
 	u32 us = 0;
 
-	if (!last || !in_namespace(sk))
-		return 0;
 	bpf_probe_read_kernel(&sent_us, sizeof(sent_us), sk + OFF_RACK_MSTAMP);
-	if (!sent_us)
+	if (!last || !sent_us)
 		return 0;
 	if (last->sk == (u64)sk && sent_us - last->mark < SPACING_US)
 		return 0;
-	if (!identify(sk, &key))
-		return 0;
 	last->sk = (u64)sk;
 	last->mark = sent_us;
+	if (!in_namespace(sk) || !identify(sk, &key))
+		return 0;
 	cell = cells.lookup(&key);
 	if (cell) {
 		if (sent_us - cell->mark < SPACING_US)
