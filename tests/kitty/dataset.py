@@ -207,6 +207,7 @@ class Job:
                 yield past("kitty:signal", {**own, "signal": "gpu_clock"}, _wave(1.9e9, 4e7, phase))
             if not rank % self.per_pod:
                 pod = {key: value for key, value in own.items() if key != "rank"}
+                yield past("kitty:pod", pod, constant(1))
                 lossy = number == self.far_pod
                 yield past("kitty:signal", {**pod, "signal": "rtt"}, _wave(1e-3, 2e-4, phase))
                 yield past(

@@ -147,7 +147,7 @@ def test_a_short_run_is_scored_from_what_the_rules_said(root: None, tmp_path: Pa
         seed=5,
         quick=True,
         trials=(Planned(fault="pause", level="usual", rank=1),),
-        fault_s=15,
+        fault_s=30,
         calm_s=1,
         healthy_s=0,
     )

@@ -87,6 +87,7 @@ def _interfaces() -> set[str]:
 def host_as_before(root: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A directory of its own for temporary files; the host's network must stay as it is."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     before = _interfaces()
     rules = subprocess.run(["nft", "list", "ruleset"], capture_output=True, check=False).stdout
     yield
