@@ -83,7 +83,7 @@ def rank_rows(labels: str, pod: int, pods: int, peers: int) -> list[tuple[str, f
         (f"kitty_rank_run_queue_delay_seconds_total{{{labels}}}", 5, 0.02 + 0.001 * (pod % 7)),
         (f"kitty_rank_cpu_seconds_total{{{labels}}}", 100, 1.5),
         (f"kitty_tcp_rtt_seconds_count{{{labels}}}", 1000, 40 * peers),
-        (f'kitty_tcp_rtt_seconds_bucket{{{labels},le="0.004096"}}', 900, 39 * peers),
+        (f'kitty_tcp_rtt_seconds_bucket{{{labels},le="0.002048"}}', 900, 39 * peers),
         (f"kitty_rank_worker_device_wait_seconds_total{{{labels}}}", 0, 0.01),
         (f'kitty_rank_wait_seconds_total{{{labels},on="device"}}', 0, 0.01),
         (f'kitty_rank_wait_seconds_total{{{labels},on="stopped"}}', 0, 0),

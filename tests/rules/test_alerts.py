@@ -86,7 +86,7 @@ def test_job(programs: Path, tmp_path: Path) -> None:
         "KittyJobSlow",
         "class=cpu rank=all severity=warning",
         "All ranks of job ns/job are slower than minutes ago, none stands out: cpu, confidence "
-        "87.11%.",
+        "94.94%.",
         "Medians of its ranks, now and over the ten minutes before: run_queue 0.8 and 0.02.",
         at=270,
     )

@@ -24,7 +24,7 @@ SAID = {
         ),
     ),
     "loss": (
-        "network-loss, confidence 90.31%.",
+        "network-loss, confidence 92.87%.",
         (
             "Of the segments exchanged with every peer at least 3.193% are sent again; the median "
             "of the job's pods is 0.1168%."
@@ -39,7 +39,7 @@ SAID = {
         ),
     ),
     "cpu": (
-        "cpu, confidence 89.43%.",
+        "cpu, confidence 92.15%.",
         (
             "It waits for a processor 67.17% of the time, all threads together (median of the job "
             "21.64%)."
