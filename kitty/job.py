@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kitty.jobs import ONE_RANK, JobState, read_blind, read_withheld
+from kitty.jobs import ONE_RANK, SEEN, JobState, read_blind, read_withheld
 from kitty.prometheus import Prometheus, Row, quoted, selector
 from kitty.signals import EVIDENCE, SIGNALS, Signal, in_order, signal_of
 from kitty.text import clean, clock, natural, several, shortened
@@ -88,7 +88,7 @@ def read_job(server: Prometheus, at: float, *, namespace: str, name: str) -> Sna
     ranks = read_ranks(server, at, namespace=namespace, name=name)
     job = {"namespace": namespace, "job": name}
     medians = _by_signal(server.rows(selector("kitty:signal:median", **job), at))
-    pods = server.rows(selector("kitty:job:pods", **job), at)
+    pods = server.rows(f"last_over_time({selector('kitty:job:pods', **job)}[{SEEN}])", at)
     verdicts = [
         dataclasses.replace(verdict, evidence=read_evidence(server, at, verdict, ranks, medians))
         for verdict in read_verdicts(server, at, **job)

@@ -9,6 +9,8 @@ from kitty.prometheus import CannotTellError, Prometheus, Row
 from kitty.text import clean, several, shortened
 from kitty.verdict import Verdict, by_job, read_verdicts
 
+SEEN = "1m"
+"""How old what is said of a job may be: what stands before a Prometheus was down looks like now."""
 GONE = "15m"
 """For how long a job without data is listed."""
 
@@ -92,7 +94,7 @@ def read_jobs(server: Prometheus, at: float) -> list[JobState]:
     Raises:
         CannotTellError: There are none: nothing is scraped, or the rules are not loaded.
     """
-    pods = _by_job(server.rows("kitty:job:pods", at))
+    pods = _by_job(server.rows(f"last_over_time(kitty:job:pods[{SEEN}])", at))
     seen = _by_job(
         server.rows(
             f"max by (namespace, job) (max_over_time(timestamp(kitty:job:pods)[{GONE}:15s]))", at

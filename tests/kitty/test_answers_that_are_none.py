@@ -195,7 +195,7 @@ def test_partial_data_no_numbers_and_another_clock(kitty: Kitty) -> None:
     class Odd(Telling):
         told: ClassVar = {
             "group by (namespace, job) (last_over_time(kitty:job:pods[15m]))": vector((job, "1")),
-            "kitty:job:pods": vector((job, "3")),
+            "last_over_time(kitty:job:pods": vector((job, "3")),
             "kitty:rank": vector(({**rank, "node": "n"}, "1")),
             "kitty:signal": vector(
                 ({**rank, "signal": "rtt"}, "NaN"),
@@ -255,7 +255,7 @@ def test_series_that_lost_their_job(kitty: Kitty) -> None:
 JOB = {"namespace": "ns", "job": "j"}
 FOUND = {
     "group by (namespace, job) (last_over_time(kitty:job:pods[15m]))": vector((JOB, "1")),
-    "kitty:job:pods": vector((JOB, "4")),
+    "last_over_time(kitty:job:pods": vector((JOB, "4")),
 }
 
 

@@ -29,6 +29,7 @@ def test_every_health(kitty: Kitty, prometheus: RealPrometheus) -> None:
         ("training", "solo"): "blind",
         ("other", "ring"): "ok",
         ("training", "ended"): "no data",
+        ("training", "over"): "no data",
     }
     assert told["training", "ring"]["details"] == "rank 2: network-latency"
     assert (told["training", "big"]["pods"], told["training", "big"]["ranks"]) == (64, 512)
@@ -43,7 +44,7 @@ def test_list_is_plain_and_harmless_in_a_pipe(kitty: Kitty, prometheus: RealProm
     assert ran.status == 0
     lines = [line for line in ran.out.splitlines() if " recorded " not in line]
     assert lines[0].split() == ["namespace", "job", "pods", "ranks", "health", "since"]
-    assert len(lines) == 2 + 7
+    assert len(lines) == 2 + 8
     assert "\x1b" not in ran.out
     assert "\u202e" not in ran.out
     assert r"&\u202e\é\n" in ran.out
@@ -53,7 +54,7 @@ def test_list_is_plain_and_harmless_in_a_pipe(kitty: Kitty, prometheus: RealProm
         *["verdict"] * 3,
         *["blind"] * 2,
         "ok",
-        "no data",
+        *["no data"] * 2,
     ]
 
 
@@ -146,6 +147,7 @@ def test_which_job(
             "Nothing stands out among the 3 ranks of job training/dark (3 pods), but it is",
         ),
         ("ended", 1, "Job training/ended has no data now"),
+        ("over", 1, "Job training/over has no data now"),
     ],
 )
 def test_no_verdict(
