@@ -17,7 +17,8 @@ SMALL = 64 * 1024
 _END = b"\r\n\r\n"
 _VERSION = b"HTTP/1.1"
 _KNOWN = frozenset(
-    (b"host", b"user-agent", b"accept", b"accept-encoding", b"content-type", b"content-length")
+    b"host user-agent accept accept-encoding authorization content-type content-length"
+    b" traceparent tracestate".split()
 )
 _OK = f"HTTP/1.1 {HTTPStatus.OK.value} {HTTPStatus.OK.phrase}\r\n"
 
