@@ -24,7 +24,6 @@ log = logging.getLogger("kitty.webhook")
 MAX_BODY = 3 * 1024 * 1024
 """The API server's own limit of a request."""
 MAX_DROPPED = 16 * 1024 * 1024
-_OK = str(HTTPStatus.OK.value)
 
 
 def _body(stream: IO[bytes]) -> bytes:
@@ -84,12 +83,14 @@ def mutate_app(reviewer: Reviewer, metrics: Metrics) -> MutateApp:
         metrics.requests.labels(str(response.status_code)).inc()
         return response
 
+    ok = metrics.requests.labels(str(HTTPStatus.OK.value))
+
     def direct(path: str, body: bytes) -> bytes | None:
         try:
             answer = reviewer.review(body, paths[path])
         except (KeyError, BadReviewError):
             return None
-        metrics.requests.labels(_OK).inc()
+        ok.inc()
         return answer
 
     paths: dict[str, Level | None] = {"/mutate": None}
