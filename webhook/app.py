@@ -88,7 +88,7 @@ def mutate_app(reviewer: Reviewer, metrics: Metrics) -> MutateApp:
     def direct(path: str, body: bytes) -> bytes | None:
         try:
             answer = reviewer.review(body, paths[path])
-        except (KeyError, BadReviewError):
+        except Exception:  # noqa: BLE001 -- whatever it was, it happens to Flask again, which answers it
             return None
         ok.inc()
         return answer
