@@ -1,8 +1,9 @@
 """What the webhook adds to the creation of a pod, on the cluster that KUBECONFIG names.
 
-Run by hand with kitty installed: ``python -m bench.e2e_create [--pods N] [--jobs N]``. Pods are
-created in turn in a labelled namespace and in one that is not; then Jobs of as many pods by turns,
-whose controller creates them in parallel batches. None is scheduled; all go at the end.
+Run by hand with kitty installed: ``python -m bench.e2e_create [--pods N] [--at-once N..]
+[--jobs N]``. Pods are created in turn in a labelled namespace and in one that is not, one after the
+other as kubectl does; then batches of several at once by turns; then Jobs of as many pods by
+turns, whose controller creates them in parallel batches. None is scheduled; all go at the end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import contextlib
 import secrets
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from webhook.cluster import Cluster, ClusterError
 
@@ -65,6 +68,29 @@ def measure(cluster: Cluster, pods: int, *, token: bool) -> dict[str, list[float
             count = len(made["spec"]["containers"]) + len(made["spec"].get("initContainers", []))
             if count != (2 if side == "with" else 1):
                 raise SystemExit(f"{side}: a pod of {count} containers: is kitty installed?")
+    return took
+
+
+def measure_batches(
+    cluster: Cluster, pods: int, at_once: int, *, token: bool
+) -> dict[str, list[float]]:
+    """Create batches of pods by turns, the pods of a batch at once.
+
+    Returns:
+        Milliseconds a pod from a batch's start to its last answer, by side.
+    """
+    took: dict[str, list[float]] = {side: [] for side in NAMESPACES}
+    with ThreadPoolExecutor(at_once) as clients:
+        for number in range(-1, pods // at_once):  # the first opens the connections
+            order = list(NAMESPACES) if number % 2 else list(NAMESPACES)[::-1]
+            for side in order:
+                path = f"/api/v1/namespaces/{NAMESPACES[side]}/pods"
+                metadata = {"generateName": f"batch-of-{at_once}-"}
+                new = [pod(0, token=token) | {"metadata": metadata} for _ in range(at_once)]
+                start = time.perf_counter()
+                list(clients.map(partial(cluster.create, path), new))
+                if number >= 0:
+                    took[side].append((time.perf_counter() - start) * 1e3 / at_once)
     return took
 
 
@@ -134,6 +160,13 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pods", type=int, default=100, help="pods on each side (%(default)s)")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        nargs="*",
+        default=[],
+        help="also that many pods at once, in batches by turns",
+    )
     parser.add_argument("--jobs", type=int, default=0, help="Jobs on each side (%(default)s)")
     parser.add_argument(
         "--no-token",
@@ -148,6 +181,10 @@ def main() -> None:
         measure(cluster, 5, token=token)
         remove(cluster, 5)
         took = measure(cluster, arguments.pods, token=token)
+        batches = {
+            at_once: measure_batches(cluster, arguments.pods, at_once, token=token)
+            for at_once in arguments.at_once
+        }
         jobs = measure_jobs(cluster, arguments.pods, arguments.jobs) if arguments.jobs else None
     finally:
         for name in NAMESPACES.values():
@@ -155,6 +192,9 @@ def main() -> None:
         wait_until_gone(cluster)
     print("one after the other")
     report(took)
+    for at_once, figures in batches.items():
+        print(f"{at_once} at once")
+        report(figures)
     if jobs:
         print("by the Job controller")
         report(jobs)

@@ -128,6 +128,26 @@ class BoundedSocket(ssl.SSLSocket):
                 WAITING.wait(self, select.POLLOUT, self._deadline)
         raise TimeoutError("the request took too long to arrive")
 
+    def arrived(self, buflen: int) -> bytes | None:
+        """Receives without waiting: empty where the stream has ended, None where nothing came."""
+        try:
+            return super().recv(buflen)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+            return None
+
+    def soon(self, within: float) -> bool:
+        """Whether something arrives within so many seconds."""
+        poll = select.poll()
+        poll.register(self, select.POLLIN)
+        return bool(poll.poll(within * 1000))
+
+    def taken(self, data: bytes) -> int:
+        """Sends without waiting; how many bytes."""
+        try:
+            return self.send(data)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+            return 0
+
     def sendall(self, data: Buffer, flags: int = 0) -> None:
         """Sends all of it, or fails when the client does not take it in time.
 

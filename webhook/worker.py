@@ -7,10 +7,14 @@ seconds each and in the loop that serves all others.
 
 Clients that stop half-way through a handshake or a request do keep a thread. Another one works in
 its place meanwhile, and when there are too many, who keeps one waiting loses it.
+
+A small review that is there as a whole waits for nobody, and is answered in the loop: the way to a
+thread and back takes longer than the review.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import selectors
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +23,7 @@ from typing import Any
 
 from gunicorn.workers import gthread
 
+from webhook.direct import answer, post
 from webhook.threads import Threads
 from webhook.tls import CROWDED, WAITING
 
@@ -26,6 +31,11 @@ log = logging.getLogger("kitty.webhook")
 
 PLACES = 64
 """Threads at most, nearly all of them waiting for clients: gunicorn's setting is how many work."""
+_RECORD = 16 * 1024
+_RECORDS = 32
+"""How many of them the loop reads of a request: Go writes them as small as 1,200 bytes."""
+_SOON = 0.001
+"""Seconds that the loop waits for the rest of a request."""
 
 
 class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no types
@@ -81,6 +91,52 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
             self.nr_conns -= 1
             silent.close()
 
+    def on_client_socket_readable(self, conn: Any, client: Any) -> None:
+        """Answers a small review; leaves every other request to a thread."""
+        said = self._answer(conn) if self.alive else None
+        if said is None:
+            super().on_client_socket_readable(conn, client)
+            return
+        self.keepalived_conns.remove(conn)
+        try:
+            rest = said[conn.sock.taken(said) :]
+        except OSError as error:
+            log.debug("no answer to %s: %s", conn.client, error)
+            self.poller.unregister(client)
+            self._leave(conn)
+            return
+        if rest:
+            self.poller.unregister(client)
+            self._busy += 1
+            sent = self.tpool.submit(self._send, conn, rest)
+            sent.add_done_callback(lambda f: self.method_queue.defer(self.finish_request, conn, f))
+            return
+        # It never left the poller.
+        conn.set_timeout()
+        self.keepalived_conns.append(conn)
+
+    def _answer(self, conn: Any) -> bytes | None:
+        """Reads what has arrived; what it cannot answer is left to the parser."""
+        data, waits = b"", True
+        with contextlib.suppress(OSError):
+            for _ in range(_RECORDS):
+                piece = conn.sock.arrived(_RECORD)
+                if piece is None and waits:
+                    # A client writes record by record.
+                    waits = conn.sock.soon(_SOON)
+                    continue
+                if not piece:
+                    break
+                data += piece
+                if (request := post(data)) and (body := self.wsgi.direct(*request)) is not None:
+                    return answer(body)
+        conn.parser.unreader.unread(data)
+        return None
+
+    def _send(self, conn: Any, rest: bytes) -> bool:
+        conn.sock.sendall(rest)
+        return True
+
     def handle(self, conn: Any) -> Any:
         """Handles what arrived: a handshake, after which the poller waits again, or a request."""
         if not conn.initialized:
@@ -99,6 +155,9 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
         if not fs.cancelled() and fs.exception() is None and fs.result():
             super().finish_request(conn, fs)
             return
+        self._leave(conn)
+
+    def _leave(self, conn: Any) -> None:
         closing = self._closers.submit(conn.close, graceful=True)
         closing.add_done_callback(lambda _: self.method_queue.defer(self._closed))
 

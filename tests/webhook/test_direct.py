@@ -1,0 +1,139 @@
+"""The way past gunicorn's parser and Flask: what takes it, and that it leads to the same answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.webhook.support import review_of
+from webhook.direct import SMALL, Post, answer, post
+
+if TYPE_CHECKING:
+    from tests.webhook.support import Server
+
+POD = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "trainer"}]}}
+HEAD = (
+    "POST /mutate/baseline?timeout=2s HTTP/1.1\r\n"
+    "Host: kitty-webhook.kitty-system.svc:443\r\n"
+    "User-Agent: kube-apiserver-admission\r\n"
+    "Content-Length: {}\r\n"
+    "Accept: application/json, */*\r\n"
+    "Content-Type: application/json\r\n"
+    "Accept-Encoding: gzip\r\n\r\n"
+)
+MARK = b'"allowed":true'
+
+
+def request(body: bytes = b"{}", head: str = HEAD) -> bytes:
+    return head.format(len(body)).encode() + body
+
+
+def test_what_an_api_server_sends_is_read() -> None:
+    assert post(request(b'{"a": 1}')) == Post("/mutate/baseline", b'{"a": 1}')
+    assert post(request(b"x" * SMALL)) is not None
+
+
+def test_a_part_of_it_is_not() -> None:
+    whole = request()
+    assert not any(post(whole[:end]) for end in range(len(whole)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("POST", "GET"),
+        ("HTTP/1.1", "HTTP/1.0"),
+        ("HTTP/1.1", "HTTP/1.1 "),
+        ("POST /mutate", "POST  /mutate"),
+        ("mutate", "mut\u00e4te"),
+        ("Host: kitty", "Most: kitty"),
+        ("Accept: ", "Transfer-Encoding: chunked\r\nAccept: "),
+        ("Accept: ", "Expect: 100-continue\r\nAccept: "),
+        ("Accept: ", "Connection: close\r\nAccept: "),
+        ("Accept: ", "content-length: 2\r\nAccept: "),
+        ("Accept: ", "Accept\r\nAccept: "),
+        ("Accept: ", "Content-Length : 2\r\nAccept: "),
+        ("Accept: ", " folded: 2\r\nAccept: "),
+        ("Content-Length: {}", "Content-Length: +2"),
+        ("Content-Length: {}", "Content-Length: 0x2"),
+        ("Content-Length: {}", "Content-Length: 1_0"),
+        ("Content-Length: {}", "Content-Length:"),
+        ("Content-Length: {}", "Content-Length: 1"),
+        ("Content-Length: {}\r\n", ""),
+    ],
+)
+def test_what_is_unusual_is_left_to_the_parser(old: str, new: str) -> None:
+    assert old in HEAD
+    assert post(request(head=HEAD.replace(old, new))) is None
+
+
+def test_so_are_large_bodies_and_a_second_request() -> None:
+    assert post(request(b"x" * (SMALL + 1))) is None
+    assert post(request() + request()) is None
+
+
+def test_an_answer_says_how_long_it_is() -> None:
+    head, _, body = answer(b'{"b": 2}').partition(b"\r\n\r\n")
+    assert body == b'{"b": 2}'
+    assert b"\r\nContent-Length: 8" in head
+
+
+def test_both_ways_lead_to_the_same_answer(server: Server) -> None:
+    body = json.dumps(review_of(POD)).encode()
+    refused = json.dumps({"kind": "AdmissionReview"}).encode()
+    with contextlib.closing(server.connection()) as connection:
+
+        def ask(path: str, body: bytes, **headers: str) -> tuple[int, bytes, bool]:
+            connection.request("POST", path, body, headers)
+            got = connection.getresponse()
+            # gunicorn says who it is, the direct way does not.
+            return got.status, got.read(), got.getheader("Server") is None
+
+        ask("/mutate", body)  # a connection's first request is always a thread's
+        before = server.metric('kitty_webhook_requests_total{code="200"}') or 0
+        for path in ("/mutate", "/mutate/baseline", "/mutate/restricted", "/mutate?timeout=2s"):
+            direct = ask(path, body)
+            parsed = ask(path, body, Cookie="unusual")
+            assert direct[:2] == parsed[:2]
+            assert direct[0] == 200
+            assert (direct[2], parsed[2]) == (True, False)
+        assert server.metric('kitty_webhook_requests_total{code="200"}') == before + 8
+        for path, said in (("/mutate", b"{"), ("/mutate", refused), ("/mutat", body), ("/", body)):
+            status, text, direct_way = ask(path, said)
+            assert (status, text, direct_way) == ask(path, said, Cookie="unusual")
+            assert status in (400, 404)
+        assert ask("/mutate", body)[0] == 200
+
+
+def test_a_client_that_reads_late_gets_every_answer(server: Server) -> None:
+    """More of them than the kernel keeps, so that the loop leaves the rest of one to a thread."""
+    one = request(json.dumps(review_of(POD)).encode())
+    with socket.socket() as plain:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.settimeout(20)
+        plain.connect(("127.0.0.1", server.port))
+        with server.context.wrap_socket(plain, server_hostname="127.0.0.1") as tls:
+            sent, rest = 0, b""
+            tls.setblocking(False)
+            while sent < 10_000 and select.select([], [tls], [], 0.3)[1]:
+                rest = rest or one
+                with contextlib.suppress(ssl.SSLWantWriteError):
+                    rest = rest[tls.send(rest) :]
+                    sent += not rest
+            tls.settimeout(20)
+            # A thread has the connection now, and nobody else waits for it.
+            assert server.review(review_of(POD))["allowed"] is True
+            answers = tail = b""
+            found = 0
+            while found < sent:
+                answers = tail + tls.recv(65536)
+                assert len(answers) > len(tail)
+                found += answers.count(MARK)
+                tail = answers[1 - len(MARK) :]
+            assert found == sent > 100
