@@ -4,7 +4,8 @@ PYTHON ?= /usr/bin/python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv demo test lint unit eval bench lock deps clean images e2e
+.PHONY: help venv demo test lint unit unit-alone unit-lab unit-guest unit-rest \
+  eval bench lock deps clean images e2e
 
 help:  ## say what each target does
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,8 +32,28 @@ lint: venv  ## style, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: venv
-	$(BIN)/python -m pytest --ignore=tests/e2e
+# Much of the tests' time is waiting, so parts of them run side by side, two at a time, each printed
+# whole once it is done; one that fails does not end the others. What looks at the whole machine
+# goes first, alone. All that starts a lab is one part; it waits most while the guests emulate.
+PYTEST := $(BIN)/python -m pytest
+LAB_TESTS := tests/gpu tests/lab
+
+unit: unit-alone
+	@echo 'the parts of the tests run two at a time; each is shown when it is done (minutes)'
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target \
+	  unit-lab unit-guest unit-rest
+
+unit-alone: venv
+	$(PYTEST) --ignore=tests/e2e -m alone
+
+unit-lab: venv
+	$(PYTEST) -m 'not alone' $(LAB_TESTS)
+
+unit-guest: venv
+	$(PYTEST) -m 'not alone' tests/guest
+
+unit-rest: venv
+	$(PYTEST) -m 'not alone' $(addprefix --ignore=,tests/e2e tests/guest $(LAB_TESTS))
 
 eval: venv  ## score the verdicts against known faults, each once (8 minutes, root)
 	$(BIN)/kitty-lab eval --quick
