@@ -4,8 +4,8 @@ PYTHON ?= /usr/bin/python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv demo test lint unit unit-alone unit-lab unit-guest unit-rest \
-  eval bench lock deps clean images e2e
+.PHONY: help venv demo test lint unit eval bench lock deps clean images e2e
+.PHONY: unit-alone unit-quiet unit-gpu unit-lab unit-guest unit-rest unit-rules
 
 help:  ## say what each target does
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,27 +33,28 @@ lint: venv  ## style, types, import contracts
 	$(BIN)/lint-imports
 
 # Much of the tests' time is waiting, so parts of them run side by side, two at a time, each printed
-# whole once it is done; one that fails does not end the others. What looks at the whole machine
-# goes first, alone. All that starts a lab is one part; it waits most while the guests emulate.
+# whole once it is done; one that fails does not end the others. The markers say what some tests
+# need (pyproject.toml). The order counts: what needs a quiet machine begins beside gpu, which mostly
+# waits, and is done before the emulated machines of guest begin.
 PYTEST := $(BIN)/python -m pytest
-LAB_TESTS := tests/gpu tests/lab
+PARTS := quiet gpu lab guest rest rules
+SHARED := -m 'not alone and not quiet'
 
 unit: unit-alone
 	@echo 'the parts of the tests run two at a time; each is shown when it is done (minutes)'
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target \
-	  unit-lab unit-guest unit-rest
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(PARTS:%=unit-%)
 
-unit-alone: venv
-	$(PYTEST) --ignore=tests/e2e -m alone
+unit-alone unit-quiet: unit-%: venv
+	$(PYTEST) --ignore=tests/e2e -m $*
 
-unit-lab: venv
-	$(PYTEST) -m 'not alone' $(LAB_TESTS)
+unit-gpu unit-lab unit-guest: unit-%: venv
+	$(PYTEST) $(SHARED) tests/$*
 
-unit-guest: venv
-	$(PYTEST) -m 'not alone' tests/guest
+unit-rules: venv
+	$(PYTEST) $(SHARED) tests/kitty tests/rules
 
 unit-rest: venv
-	$(PYTEST) -m 'not alone' $(addprefix --ignore=,tests/e2e tests/guest $(LAB_TESTS))
+	$(PYTEST) $(SHARED) $(addprefix --ignore=tests/,e2e gpu guest kitty lab rules)
 
 eval: venv  ## score the verdicts against known faults, each once (8 minutes, root)
 	$(BIN)/kitty-lab eval --quick
