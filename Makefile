@@ -5,7 +5,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: help venv demo test lint unit eval bench lock deps clean images e2e
-.PHONY: unit-alone unit-quiet unit-gpu unit-lab unit-guest unit-rest unit-rules
 
 help:  ## say what each target does
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,10 +34,12 @@ lint: venv  ## style, types, import contracts
 # Much of the tests' time is waiting, so parts of them run side by side, two at a time, each printed
 # whole once it is done; one that fails does not end the others. The markers say what some tests
 # need (pyproject.toml). The order counts: what needs a quiet machine begins beside gpu, which mostly
-# waits, and is done before the emulated machines of guest begin.
+# waits, and ends before the emulated machines of guest begin; the long ones come before the short.
 PYTEST := $(BIN)/python -m pytest
-PARTS := quiet gpu lab guest rest rules
+FOLDERS := gpu lab guest sidecar webhook rules kitty
+PARTS := quiet $(FOLDERS) rest
 SHARED := -m 'not alone and not quiet'
+.PHONY: unit-alone $(PARTS:%=unit-%)
 
 unit: unit-alone
 	@echo 'the parts of the tests run two at a time; each is shown when it is done (minutes)'
@@ -47,14 +48,11 @@ unit: unit-alone
 unit-alone unit-quiet: unit-%: venv
 	$(PYTEST) --ignore=tests/e2e -m $*
 
-unit-gpu unit-lab unit-guest: unit-%: venv
+$(FOLDERS:%=unit-%): unit-%: venv
 	$(PYTEST) $(SHARED) tests/$*
 
-unit-rules: venv
-	$(PYTEST) $(SHARED) tests/kitty tests/rules
-
 unit-rest: venv
-	$(PYTEST) $(SHARED) $(addprefix --ignore=tests/,e2e gpu guest kitty lab rules)
+	$(PYTEST) $(SHARED) $(addprefix --ignore=tests/,e2e $(FOLDERS))
 
 eval: venv  ## score the verdicts against known faults, each once (8 minutes, root)
 	$(BIN)/kitty-lab eval --quick
