@@ -42,6 +42,7 @@ SHARED := -m 'not alone and not quiet'
 .PHONY: unit-alone $(PARTS:%=unit-%)
 
 unit: unit-alone
+	@tools/prometheus >/dev/null || true # two parts at a time would want it
 	@echo 'the parts of the tests run two at a time; each is shown when it is done (minutes)'
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(PARTS:%=unit-%)
 
