@@ -38,7 +38,6 @@ def accused(server: Prometheus) -> Verdict:
     raise AssertionError(server.query('kitty:signal{signal="gpu_throttled"}'))
 
 
-@pytest.mark.quiet
 def test_a_hot_gpu_is_named_and_one_at_its_power_limit_is_not(
     tmp_path: Path, library: Path
 ) -> None:
