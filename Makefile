@@ -31,8 +31,29 @@ lint: venv  ## style, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: venv
-	$(BIN)/python -m pytest --ignore=tests/e2e
+# Much of the tests' time is waiting, so parts of them run side by side, two at a time, each printed
+# whole once it is done; one that fails does not end the others. The markers say what some tests
+# need (pyproject.toml). The order counts: what needs a quiet machine begins beside gpu, which mostly
+# waits, and ends before the emulated machines of guest begin; the long ones come before the short.
+PYTEST := $(BIN)/python -m pytest
+FOLDERS := gpu lab guest sidecar webhook rules kitty
+PARTS := quiet $(FOLDERS) rest
+SHARED := -m 'not alone and not quiet'
+.PHONY: unit-alone $(PARTS:%=unit-%)
+
+unit: unit-alone
+	@tools/prometheus >/dev/null || true # two parts at a time would want it
+	@echo 'the parts of the tests run two at a time; each is shown when it is done (minutes)'
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(PARTS:%=unit-%)
+
+unit-alone unit-quiet: unit-%: venv
+	$(PYTEST) --ignore=tests/e2e -m $*
+
+$(FOLDERS:%=unit-%): unit-%: venv
+	$(PYTEST) $(SHARED) tests/$*
+
+unit-rest: venv
+	$(PYTEST) $(SHARED) $(addprefix --ignore=tests/,e2e $(FOLDERS))
 
 eval: venv  ## score the verdicts against known faults, each once (8 minutes, root)
 	$(BIN)/kitty-lab eval --quick

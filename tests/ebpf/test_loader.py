@@ -75,6 +75,7 @@ def scope(**other: object) -> rtt.Scope:
     return rtt.Scope(netns=1, netns_cookie=1, **other)  # type: ignore[arg-type]
 
 
+@pytest.mark.alone  # any sidecar that starts loads programs
 def test_what_is_loaded_goes_with_its_descriptors(load: loader.Loader) -> None:
     before = programs()
     [loaded] = load.load(rtt.candidates(scope(), hook="tcp_probe"))
@@ -99,6 +100,7 @@ def test_groups_are_loaded_apart(load: loader.Loader) -> None:
     loaded.close()
 
 
+@pytest.mark.alone  # any sidecar that starts loads programs
 def test_a_killed_agent_leaves_nothing_on_the_cgroup(load: loader.Loader) -> None:
     if CGROUP2 is None:
         pytest.skip("no cgroup v2 is mounted")

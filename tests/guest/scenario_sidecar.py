@@ -1,5 +1,6 @@
 """In the guest: what the real sidecar's /metrics shows of delay, loss and a narrow link.
 
+The link's rate may be given (tc's notation); the docs' figures are of the usual 100mbit.
 Two pods with the same addresses and ports; only the first one's link is shaped. Prints one
 JSON object; nothing is judged here.
 """
@@ -111,7 +112,7 @@ def main() -> None:
     near.pair.shape("loss", "5%")
     report["lossy"] = near.watch(6)
     report["far_while_lossy"] = far.watch(1)
-    near.pair.shape("rate", "100mbit")
+    near.pair.shape("rate", *(sys.argv[1:] or ["100mbit"]))
     Path(f"{BULK}-near").touch()
     time.sleep(2)
     report["narrow"] = near.watch(4)

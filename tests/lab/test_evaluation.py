@@ -137,6 +137,7 @@ def test_the_plot_has_a_dot_for_each_trial() -> None:
     assert len(dots) == 2
 
 
+@pytest.mark.quiet
 def test_a_short_run_is_scored_from_what_the_rules_said(root: None, tmp_path: Path) -> None:
     try:
         find_programs()

@@ -83,6 +83,7 @@ def test_temporary_files_go_where_the_user_says(
     assert temporary_directory() == (VAR_TMP if on_disk(VAR_TMP) else Path("/dev/shm"))
 
 
+@pytest.mark.alone  # any lab that starts sweeps
 def test_a_cgroup_is_removed_with_the_process_inside(root: None) -> None:
     trees = hierarchies()
     if not trees:
