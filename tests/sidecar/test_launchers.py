@@ -22,7 +22,10 @@ TRAINER = "/usr/bin/python3 -c 'import os, time; os.fork() and os.fork(); time.s
 
 
 def settled(sandbox: Sandbox, ranks: list[str], watched: float) -> Page:
-    """Waits until the sidecar sees so many processes; returns its page."""
+    """Waits until the sidecar sees so many processes, three of each rank; returns its page.
+
+    A launcher's helpers come and go: the number alone can be right before all ranks have forked.
+    """
     sandbox.sidecar()
     page = Page()
 
@@ -33,6 +36,8 @@ def settled(sandbox: Sandbox, ranks: list[str], watched: float) -> Page:
             sorted(page.label("kitty_rank_threads", "rank")) == ranks
             and sorted(page.label("proc_threads", "rank")) == ranks
             and page.values("kitty_watched_processes") == [watched]
+            and page.values("kitty_rank_threads") == [3] * len(ranks)
+            and page.values("kitty_rank_workers", state="S") == [2] * len(ranks)
         )
 
     sandbox.until(seen)
@@ -54,9 +59,7 @@ def test_mpirun(sandbox: Sandbox) -> None:
     ]
     sandbox.start(*command, env={**WATCH, "JOB_NAME": "mpi", "HOME": "/tmp"})
     page = settled(sandbox, ["0", "1"], 7.0)
-    assert [page.value("kitty_rank_threads", rank=rank) for rank in "01"] == [3, 3]
     assert page.label("kitty_rank_threads", "job") == ["mpi", "mpi"]
-    assert [page.value("kitty_rank_workers", rank=rank, state="S") for rank in "01"] == [2, 2]
 
 
 def torchrun(sandbox: Sandbox, node: int, nodes: int, **env: str) -> None:
@@ -81,7 +84,6 @@ def test_torchrun(sandbox: Sandbox, tmp_path: Path) -> None:
     torchrun(sandbox, 0, 2, TMPDIR=str(tmp_path))  # another pod's
     torchrun(sandbox, 1, 2, TMPDIR=str(tmp_path), **WATCH)
     page = settled(sandbox, ["2", "3"], 7.0)
-    assert [page.value("kitty_rank_threads", rank=rank) for rank in "23"] == [3, 3]
     assert set(page.label("kitty_rank_threads", "job")) == {"run-9"}
 
 
@@ -90,8 +92,7 @@ def test_torchrun_where_the_operator_sets_a_rank_of_the_pod(
 ) -> None:
     """Kubeflow sets RANK on the pod: the agent inherits it, and it is no rank of a worker's."""
     torchrun(sandbox, 0, 1, RANK="1", TMPDIR=str(tmp_path), **WATCH)
-    page = settled(sandbox, ["0", "1"], 7.0)
-    assert [page.value("kitty_rank_threads", rank=rank) for rank in "01"] == [3, 3]
+    settled(sandbox, ["0", "1"], 7.0)
 
 
 def test_srun(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -100,7 +101,6 @@ def test_srun(sandbox: Sandbox, tmp_path: Path) -> None:
     job = slurm.batch(tasks=3, command=f"sh -c {shlex.quote(f'exec {TRAINER}')}", env=WATCH)
     # Three trainers with two forks each, the script, srun and its second process.
     page = settled(sandbox, ["0", "1", "2"], 12.0)
-    assert [page.value("kitty_rank_threads", rank=rank) for rank in "012"] == [3, 3, 3]
     assert set(page.label("kitty_rank_threads", "job")) == {job}
 
 
