@@ -135,11 +135,11 @@ class BoundedSocket(ssl.SSLSocket):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
             return None
 
-    def soon(self, within: float) -> bool:
-        """Whether something arrives within so many seconds."""
+    def soon(self, deadline: float) -> bool:
+        """Whether something arrives by the deadline; past it, whether something is there."""
         poll = select.poll()
         poll.register(self, select.POLLIN)
-        return bool(poll.poll(within * 1000))
+        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def taken(self, data: bytes) -> int:
         """Sends without waiting; how many bytes."""

@@ -17,13 +17,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from gunicorn.workers import gthread
 
-from webhook.direct import answer, post
+from webhook.direct import answer, begun, post
 from webhook.threads import Threads
 from webhook.tls import CROWDED, WAITING
 
@@ -35,7 +36,7 @@ _RECORD = 16 * 1024
 _RECORDS = 32
 """How many of them the loop reads of a request: Go writes them as small as 1,200 bytes."""
 _SOON = 0.001
-"""Seconds that the loop waits for the rest of a request."""
+"""Seconds that the loop waits for the rest of a request, in all."""
 
 
 class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no types
@@ -117,13 +118,15 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
 
     def _answer(self, conn: Any) -> bytes | None:
         """Reads what has arrived; what it cannot answer is left to the parser."""
-        data, waits = b"", True
+        data, deadline = b"", time.monotonic() + _SOON
         with contextlib.suppress(OSError):
             for _ in range(_RECORDS):
+                # Everybody else waits for what this waits for.
+                if not begun(data):
+                    break
                 piece = conn.sock.arrived(_RECORD)
-                if piece is None and waits:
+                if piece is None and conn.sock.soon(deadline):
                     # A client writes record by record.
-                    waits = conn.sock.soon(_SOON)
                     continue
                 if not piece:
                     break

@@ -8,12 +8,15 @@ import select
 import socket
 import ssl
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from gunicorn.http.unreader import Unreader
 
 from tests.webhook.support import review_of
-from webhook.direct import SMALL, Post, answer, post
+from webhook.direct import SMALL, Post, answer, begun, post
+from webhook.worker import Worker
 
 if TYPE_CHECKING:
     from tests.webhook.support import Server
@@ -67,16 +70,87 @@ def test_a_part_of_it_is_not() -> None:
         ("Content-Length: {}", "Content-Length:"),
         ("Content-Length: {}", "Content-Length: 1"),
         ("Content-Length: {}\r\n", ""),
+        ("kube-", "kube\x00-"),
+        ("kube-", "kube\x7f-"),
+        ("kube-", "kube\nTransfer-Encoding: chunked"),
+        ("kube-", "kube\r-"),
+        ("gzip\r\n", "gzip\r\r\n"),
+        ("?timeout", "?\x01timeout"),
+        ("?timeout", "?\ttimeout"),
+        ("?timeout", "?\ntimeout"),
     ],
 )
 def test_what_is_unusual_is_left_to_the_parser(old: str, new: str) -> None:
     assert old in HEAD
-    assert post(request(head=HEAD.replace(old, new))) is None
+    data = request(head=HEAD.replace(old, new))
+    assert post(data) is None
+    assert not begun(data)
 
 
 def test_so_are_large_bodies_and_a_second_request() -> None:
-    assert post(request(b"x" * (SMALL + 1))) is None
-    assert post(request() + request()) is None
+    for data in (request(b"x" * (SMALL + 1)), request() + request(), b"\r\n\r\n", b"x" * 4096):
+        assert post(data) is None
+        assert not begun(data)
+
+
+def test_more_is_worth_waiting_for_only_where_it_makes_a_request_of_it() -> None:
+    whole = request()
+    assert all(begun(whole[:end]) for end in range(len(whole)))
+    assert not begun(whole)
+
+
+class Dripping:
+    """A client of which the loop gets one piece after the other, each after a wait."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = list(pieces)
+        self.deadlines: list[float] = []
+        self.there = True
+
+    def arrived(self, buflen: int) -> bytes | None:
+        assert buflen > 0
+        self.there = not self.there
+        return self.pieces.pop(0) if self.there and self.pieces else None
+
+    def soon(self, deadline: float) -> bool:
+        self.deadlines.append(deadline)
+        return bool(self.pieces)
+
+
+def answered(client: Dripping, *, refused: bool = False) -> tuple[bytes | None, bytes]:
+    """What the loop answers, and what it leaves to the parser."""
+    worker, unreader = Worker.__new__(Worker), Unreader()
+    worker.wsgi = SimpleNamespace(direct=lambda _path, body: None if refused else body)
+    conn = SimpleNamespace(sock=client, parser=SimpleNamespace(unreader=unreader))
+    return worker._answer(conn), unreader.take_buffered()
+
+
+def test_the_loop_waits_for_all_pieces_of_a_request_together_no_longer_than_for_one() -> None:
+    data = request(b'{"a": 1}')
+    client = Dripping(data[:9], data[9:20], data[20:-1], data[-1:])
+    before = time.monotonic()
+    said, left = answered(client)
+    assert (said or b"").endswith(b'{"a": 1}')
+    assert not left
+    assert len(client.deadlines) == 4
+    assert len(set(client.deadlines)) == 1
+    assert client.deadlines[0] > before
+
+
+@pytest.mark.parametrize(
+    ("data", "refused"),
+    [
+        (request(), True),
+        (request(head=HEAD.replace("gzip", "gzip\r\nCookie: a")), False),
+        (request(b"x" * (SMALL + 1))[:4096], False),
+    ],
+)
+def test_it_does_not_wait_for_more_of_what_it_will_not_answer(
+    data: bytes, *, refused: bool
+) -> None:
+    client = Dripping(data)
+    assert answered(client, refused=refused) == (None, data)
+    assert len(client.deadlines) == 1
 
 
 def test_an_answer_says_how_long_it_is() -> None:
@@ -105,6 +179,8 @@ def test_both_ways_lead_to_the_same_answer(server: Server) -> None:
             assert direct[0] == 200
             assert (direct[2], parsed[2]) == (True, False)
         assert server.metric('kitty_webhook_requests_total{code="200"}') == before + 8
+        control = {"Traceparent": "a\x7f"}
+        assert ask("/mutate", body, **control)[0] == 400
         for path, said in (("/mutate", b"{"), ("/mutate", refused), ("/mutat", body), ("/", body)):
             status, text, direct_way = ask(path, said)
             assert (status, text, direct_way) == ask(path, said, Cookie="unusual")
