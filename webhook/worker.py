@@ -155,10 +155,13 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
     def finish_request(self, conn: Any, fs: Future[Any]) -> None:
         """Leaves a connection that ends to the closers; every other goes on as usual."""
         self._busy -= 1
-        if not fs.cancelled() and fs.exception() is None and fs.result():
+        if fs.cancelled() or fs.exception() is not None or not fs.result():
+            self._leave(conn)
+        elif conn.sock.pending():
+            # The rest of a record that was read in part makes the socket readable no more.
+            self.enqueue_req(conn)
+        else:
             super().finish_request(conn, fs)
-            return
-        self._leave(conn)
 
     def _leave(self, conn: Any) -> None:
         closing = self._closers.submit(conn.close, graceful=True)

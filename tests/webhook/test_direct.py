@@ -188,6 +188,26 @@ def test_both_ways_lead_to_the_same_answer(server: Server) -> None:
         assert ask("/mutate", body)[0] == 200
 
 
+@pytest.mark.parametrize("last", [300, 12_000])
+def test_a_request_in_the_record_of_the_one_before_is_answered(server: Server, last: int) -> None:
+    """Two in one go, of which the first one's body ends so many bytes into a record."""
+    record = 16 * 1024
+    small = request(json.dumps(review_of(POD)).encode())
+    body = json.dumps(review_of(POD)).encode()
+    body += b" " * ((last - len(request(body + b" " * 5 * record))) % record + 5 * record)
+    assert len(request(body)) % record == last
+    with (
+        socket.create_connection(("127.0.0.1", server.port), 20) as plain,
+        server.context.wrap_socket(plain, server_hostname="127.0.0.1") as tls,
+    ):
+        tls.sendall(request(body) + small)
+        answers = b""
+        while answers.count(MARK) < 2:
+            piece = tls.recv(65536)
+            assert piece
+            answers += piece
+
+
 def test_a_client_that_reads_late_gets_every_answer(server: Server) -> None:
     """More of them than the kernel keeps, so that the loop leaves the rest of one to a thread."""
     one = request(json.dumps(review_of(POD)).encode())
