@@ -98,6 +98,8 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
         if said is None:
             super().on_client_socket_readable(conn, client)
             return
+        # With hundreds of reviews in one turn the arbiter would take the loop for a dead one.
+        self.notify()
         self.keepalived_conns.remove(conn)
         try:
             rest = said[conn.sock.taken(said) :]

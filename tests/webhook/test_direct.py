@@ -8,6 +8,7 @@ import select
 import socket
 import ssl
 import time
+from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -116,13 +117,29 @@ class Dripping:
         self.deadlines.append(deadline)
         return bool(self.pieces)
 
+    def taken(self, data: bytes) -> int:
+        return len(data)
+
+
+def connection(client: Dripping) -> SimpleNamespace:
+    return SimpleNamespace(
+        sock=client, parser=SimpleNamespace(unreader=Unreader()), set_timeout=lambda: None
+    )
+
+
+def loop(*, refused: bool = False) -> Worker:
+    """A worker that answers a body with itself and is heard by nobody."""
+    worker = Worker.__new__(Worker)
+    worker.alive, worker.keepalived_conns = True, deque()
+    worker.wsgi = SimpleNamespace(direct=lambda _path, body: None if refused else body)
+    worker.tmp = SimpleNamespace(notify=lambda: None)
+    return worker
+
 
 def answered(client: Dripping, *, refused: bool = False) -> tuple[bytes | None, bytes]:
     """What the loop answers, and what it leaves to the parser."""
-    worker, unreader = Worker.__new__(Worker), Unreader()
-    worker.wsgi = SimpleNamespace(direct=lambda _path, body: None if refused else body)
-    conn = SimpleNamespace(sock=client, parser=SimpleNamespace(unreader=unreader))
-    return worker._answer(conn), unreader.take_buffered()
+    conn = connection(client)
+    return loop(refused=refused)._answer(conn), conn.parser.unreader.take_buffered()
 
 
 def test_the_loop_waits_for_all_pieces_of_a_request_together_no_longer_than_for_one() -> None:
@@ -157,6 +174,17 @@ def test_an_answer_says_how_long_it_is() -> None:
     head, _, body = answer(b'{"b": 2}').partition(b"\r\n\r\n")
     assert body == b'{"b": 2}'
     assert b"\r\nContent-Length: 8" in head
+
+
+def test_the_arbiter_hears_of_each_answer() -> None:
+    """It ends a worker that is silent for too long, as in one turn with hundreds of reviews."""
+    worker, heard = loop(), []
+    worker.tmp = SimpleNamespace(notify=lambda: heard.append(True))
+    for _ in range(3):
+        conn = connection(Dripping(request()))
+        worker.keepalived_conns.append(conn)
+        worker.on_client_socket_readable(conn, conn.sock)
+    assert len(heard) == len(worker.keepalived_conns) == 3
 
 
 def test_both_ways_lead_to_the_same_answer(server: Server) -> None:
