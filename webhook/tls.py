@@ -129,10 +129,14 @@ class BoundedSocket(ssl.SSLSocket):
         raise TimeoutError("the request took too long to arrive")
 
     def arrived(self, buflen: int) -> bytes | None:
-        """Receives without waiting: empty where the stream has ended, None where nothing came."""
+        """Receives without waiting: empty where the stream has ended, None where nothing came.
+
+        Raises:
+            OSError: There is nothing to come; or TLS has to write first, which may take waiting.
+        """
         try:
             return super().recv(buflen)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+        except (ssl.SSLWantReadError, BlockingIOError):
             return None
 
     def soon(self, deadline: float) -> bool:

@@ -98,6 +98,9 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
         if said is None:
             super().on_client_socket_readable(conn, client)
             return
+        if not said:
+            # Part of a record, or no word of a request: the poller knows when there is more.
+            return
         # With hundreds of reviews in one turn the arbiter would take the loop for a dead one.
         self.notify()
         self.keepalived_conns.remove(conn)
@@ -119,7 +122,11 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
         self.keepalived_conns.append(conn)
 
     def _answer(self, conn: Any) -> bytes | None:
-        """Reads what has arrived; what it cannot answer is left to the parser."""
+        """Reads what has arrived; what it cannot answer is left to the parser.
+
+        Returns:
+            None where a thread has to go on; empty where nothing has arrived to go on with.
+        """
         data, deadline = b"", time.monotonic() + _SOON
         with contextlib.suppress(OSError):
             for _ in range(_RECORDS):
@@ -127,6 +134,8 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
                 if not begun(data):
                     break
                 piece = conn.sock.arrived(_RECORD)
+                if piece is None and not data:
+                    return b""
                 if piece is None and conn.sock.soon(deadline):
                     # A client writes record by record.
                     continue
