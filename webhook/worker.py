@@ -85,9 +85,10 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
             WAITING.make_room(crowd)
             timeout = min(timeout, CROWDED / 2)
         super().wait_for_and_dispatch_events(timeout)
-        waiting = self.pending_conns or self.keepalived_conns
+        waiting = [some for some in (self.pending_conns, self.keepalived_conns) if some]
         if self.nr_conns >= self.worker_connections and waiting:
-            silent = waiting.popleft()
+            # Each has the same time from its last word on, and the oldest of each are in front.
+            silent = min(waiting, key=lambda some: some[0].timeout).popleft()
             self.poller.unregister(silent.sock)
             self.nr_conns -= 1
             silent.close()

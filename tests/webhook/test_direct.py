@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import select
+import selectors
 import socket
 import ssl
 import time
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +134,7 @@ def connection(client: Dripping) -> SimpleNamespace:
 def loop(*, refused: bool = False) -> Worker:
     """A worker that answers a body with itself and is heard by nobody."""
     worker = Worker.__new__(Worker)
-    worker.alive, worker.keepalived_conns = True, deque()
+    worker.alive, worker.keepalived_conns, worker.pending_conns = True, deque(), deque()
     worker.wsgi = SimpleNamespace(direct=lambda _path, body: None if refused else body)
     worker.tmp = SimpleNamespace(notify=lambda: None)
     return worker
@@ -187,6 +189,25 @@ def test_the_arbiter_hears_of_each_answer() -> None:
         worker.keepalived_conns.append(conn)
         worker.on_client_socket_readable(conn, conn.sock)
     assert len(heard) == len(worker.keepalived_conns) == 3
+
+
+@pytest.mark.parametrize("first", ["kept", "new"])
+def test_the_longest_silent_connection_makes_room(first: str) -> None:
+    """Whether it has asked before or is still to ask: kept ones would lock out all new ones."""
+    worker = loop()
+    gone: list[str] = []
+    worker.poller, worker._busy = selectors.DefaultSelector(), 0
+    worker.nr_conns = worker.worker_connections = 2
+    pair = socket.socketpair()
+    with pair[0], pair[1], worker.poller:
+        for end, name in zip(pair, ("kept", "new"), strict=True):
+            conn = SimpleNamespace(sock=end, timeout=float(name != first))
+            conn.close = partial(gone.append, name)
+            worker.poller.register(end, selectors.EVENT_READ)
+            (worker.keepalived_conns if name == "kept" else worker.pending_conns).append(conn)
+        worker.wait_for_and_dispatch_events(0)
+    assert gone == [first]
+    assert worker.nr_conns == 1
 
 
 def test_both_ways_lead_to_the_same_answer(server: Server) -> None:
