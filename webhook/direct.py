@@ -8,6 +8,7 @@ theirs.
 from __future__ import annotations
 
 import functools
+import re
 import time
 from http import HTTPStatus
 from typing import NamedTuple
@@ -24,6 +25,8 @@ _KNOWN = frozenset(
     b"host user-agent accept accept-encoding authorization content-type content-length"
     b" traceparent tracestate".split()
 )
+_CONTROLS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+"""What no line may hold (RFC 9110, 5.5); for some readers a line feed alone ends one."""
 _UNUSUAL = ("", 0)
 _OK = f"HTTP/1.1 {HTTPStatus.OK.value} {HTTPStatus.OK.phrase}\r\n"
 
@@ -57,6 +60,17 @@ def post(data: bytes) -> Post | None:
     return Post(path, data[start:]) if path and len(data) - start == length else None
 
 
+def begun(data: bytes) -> bool:
+    """Whether more can make it a request that ``post`` reads."""
+    end = data.find(_END)
+    if end < 0:
+        return len(data) < _MOST + len(_END)
+    if not 0 < end <= _MOST:
+        return False
+    path, length = _head(data[:end])
+    return bool(path) and len(data) - end - len(_END) < length
+
+
 @functools.lru_cache(maxsize=256)
 def _head(head: bytes) -> tuple[str, int]:
     """Path and length of the body; no path where anything is unusual.
@@ -68,6 +82,8 @@ def _head(head: bytes) -> tuple[str, int]:
     method, _, rest = first.partition(b" ")
     target, _, version = rest.partition(b" ")
     if method != b"POST" or version != _VERSION or not target.isascii():
+        return _UNUSUAL
+    if b"\t" in target or _CONTROLS.search(head.replace(b"\r\n", b"")):
         return _UNUSUAL
     fields = {}
     for line in lines:

@@ -129,17 +129,21 @@ class BoundedSocket(ssl.SSLSocket):
         raise TimeoutError("the request took too long to arrive")
 
     def arrived(self, buflen: int) -> bytes | None:
-        """Receives without waiting: empty where the stream has ended, None where nothing came."""
+        """Receives without waiting: empty where the stream has ended, None where nothing came.
+
+        Raises:
+            OSError: There is nothing to come; or TLS has to write first, which may take waiting.
+        """
         try:
             return super().recv(buflen)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+        except (ssl.SSLWantReadError, BlockingIOError):
             return None
 
-    def soon(self, within: float) -> bool:
-        """Whether something arrives within so many seconds."""
+    def soon(self, deadline: float) -> bool:
+        """Whether something arrives by the deadline; past it, whether something is there."""
         poll = select.poll()
         poll.register(self, select.POLLIN)
-        return bool(poll.poll(within * 1000))
+        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def taken(self, data: bytes) -> int:
         """Sends without waiting; how many bytes."""

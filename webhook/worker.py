@@ -17,13 +17,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from gunicorn.workers import gthread
 
-from webhook.direct import answer, post
+from webhook.direct import answer, begun, post
 from webhook.threads import Threads
 from webhook.tls import CROWDED, WAITING
 
@@ -35,7 +36,7 @@ _RECORD = 16 * 1024
 _RECORDS = 32
 """How many of them the loop reads of a request: Go writes them as small as 1,200 bytes."""
 _SOON = 0.001
-"""Seconds that the loop waits for the rest of a request."""
+"""Seconds that the loop waits for the rest of a request, in all."""
 
 
 class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no types
@@ -84,9 +85,10 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
             WAITING.make_room(crowd)
             timeout = min(timeout, CROWDED / 2)
         super().wait_for_and_dispatch_events(timeout)
-        waiting = self.pending_conns or self.keepalived_conns
+        waiting = [some for some in (self.pending_conns, self.keepalived_conns) if some]
         if self.nr_conns >= self.worker_connections and waiting:
-            silent = waiting.popleft()
+            # Each has the same time from its last word on, and the oldest of each are in front.
+            silent = min(waiting, key=lambda some: some[0].timeout).popleft()
             self.poller.unregister(silent.sock)
             self.nr_conns -= 1
             silent.close()
@@ -97,6 +99,11 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
         if said is None:
             super().on_client_socket_readable(conn, client)
             return
+        if not said:
+            # Part of a record, or no word of a request: the poller knows when there is more.
+            return
+        # With hundreds of reviews in one turn the arbiter would take the loop for a dead one.
+        self.notify()
         self.keepalived_conns.remove(conn)
         try:
             rest = said[conn.sock.taken(said) :]
@@ -116,14 +123,22 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
         self.keepalived_conns.append(conn)
 
     def _answer(self, conn: Any) -> bytes | None:
-        """Reads what has arrived; what it cannot answer is left to the parser."""
-        data, waits = b"", True
+        """Reads what has arrived; what it cannot answer is left to the parser.
+
+        Returns:
+            None where a thread has to go on; empty where nothing has arrived to go on with.
+        """
+        data, deadline = b"", time.monotonic() + _SOON
         with contextlib.suppress(OSError):
             for _ in range(_RECORDS):
+                # Everybody else waits for what this waits for.
+                if not begun(data):
+                    break
                 piece = conn.sock.arrived(_RECORD)
-                if piece is None and waits:
+                if piece is None and not data:
+                    return b""
+                if piece is None and conn.sock.soon(deadline):
                     # A client writes record by record.
-                    waits = conn.sock.soon(_SOON)
                     continue
                 if not piece:
                     break
@@ -152,10 +167,13 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc] # gunicorn ships no ty
     def finish_request(self, conn: Any, fs: Future[Any]) -> None:
         """Leaves a connection that ends to the closers; every other goes on as usual."""
         self._busy -= 1
-        if not fs.cancelled() and fs.exception() is None and fs.result():
+        if fs.cancelled() or fs.exception() is not None or not fs.result():
+            self._leave(conn)
+        elif conn.sock.pending():
+            # The rest of a record that was read in part makes the socket readable no more.
+            self.enqueue_req(conn)
+        else:
             super().finish_request(conn, fs)
-            return
-        self._leave(conn)
 
     def _leave(self, conn: Any) -> None:
         closing = self._closers.submit(conn.close, graceful=True)

@@ -5,17 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import select
+import selectors
 import socket
 import ssl
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from gunicorn.http.unreader import Unreader
 
 from tests.webhook.support import review_of
-from webhook.direct import SMALL, Post, answer, post
+from webhook.direct import SMALL, Post, answer, begun, post
+from webhook.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.webhook.support import Server
 
 POD = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "trainer"}]}}
@@ -67,22 +75,139 @@ def test_a_part_of_it_is_not() -> None:
         ("Content-Length: {}", "Content-Length:"),
         ("Content-Length: {}", "Content-Length: 1"),
         ("Content-Length: {}\r\n", ""),
+        ("kube-", "kube\x00-"),
+        ("kube-", "kube\x7f-"),
+        ("kube-", "kube\nTransfer-Encoding: chunked"),
+        ("kube-", "kube\r-"),
+        ("gzip\r\n", "gzip\r\r\n"),
+        ("?timeout", "?\x01timeout"),
+        ("?timeout", "?\ttimeout"),
+        ("?timeout", "?\ntimeout"),
     ],
 )
 def test_what_is_unusual_is_left_to_the_parser(old: str, new: str) -> None:
     assert old in HEAD
-    assert post(request(head=HEAD.replace(old, new))) is None
+    data = request(head=HEAD.replace(old, new))
+    assert post(data) is None
+    assert not begun(data)
 
 
 def test_so_are_large_bodies_and_a_second_request() -> None:
-    assert post(request(b"x" * (SMALL + 1))) is None
-    assert post(request() + request()) is None
+    for data in (request(b"x" * (SMALL + 1)), request() + request(), b"\r\n\r\n", b"x" * 4096):
+        assert post(data) is None
+        assert not begun(data)
+
+
+def test_more_is_worth_waiting_for_only_where_it_makes_a_request_of_it() -> None:
+    whole = request()
+    assert all(begun(whole[:end]) for end in range(len(whole)))
+    assert not begun(whole)
+
+
+class Dripping:
+    """A client of which the loop gets one piece after the other, each after a wait."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = list(pieces)
+        self.deadlines: list[float] = []
+        self.there = False
+
+    def arrived(self, buflen: int) -> bytes | None:
+        assert buflen > 0
+        self.there = not self.there
+        return self.pieces.pop(0) if self.there and self.pieces else None
+
+    def soon(self, deadline: float) -> bool:
+        self.deadlines.append(deadline)
+        return bool(self.pieces)
+
+    def taken(self, data: bytes) -> int:
+        return len(data)
+
+
+def connection(client: Dripping) -> SimpleNamespace:
+    return SimpleNamespace(
+        sock=client, parser=SimpleNamespace(unreader=Unreader()), set_timeout=lambda: None
+    )
+
+
+def loop(*, refused: bool = False) -> Worker:
+    """A worker that answers a body with itself and is heard by nobody."""
+    worker = Worker.__new__(Worker)
+    worker.alive, worker.keepalived_conns, worker.pending_conns = True, deque(), deque()
+    worker.wsgi = SimpleNamespace(direct=lambda _path, body: None if refused else body)
+    worker.tmp = SimpleNamespace(notify=lambda: None)
+    return worker
+
+
+def answered(client: Dripping, *, refused: bool = False) -> tuple[bytes | None, bytes]:
+    """What the loop answers, and what it leaves to the parser."""
+    conn = connection(client)
+    return loop(refused=refused)._answer(conn), conn.parser.unreader.take_buffered()
+
+
+def test_the_loop_waits_for_all_pieces_of_a_request_together_no_longer_than_for_one() -> None:
+    data = request(b'{"a": 1}')
+    client = Dripping(data[:9], data[9:20], data[20:-1], data[-1:])
+    before = time.monotonic()
+    said, left = answered(client)
+    assert (said or b"").endswith(b'{"a": 1}')
+    assert not left
+    assert len(client.deadlines) == 3
+    assert len(set(client.deadlines)) == 1
+    assert client.deadlines[0] > before
+
+
+@pytest.mark.parametrize(
+    ("data", "refused"),
+    [
+        (request(), True),
+        (request(head=HEAD.replace("gzip", "gzip\r\nCookie: a")), False),
+        (request(b"x" * (SMALL + 1))[:4096], False),
+    ],
+)
+def test_it_does_not_wait_for_more_of_what_it_will_not_answer(
+    data: bytes, *, refused: bool
+) -> None:
+    client = Dripping(data)
+    assert answered(client, refused=refused) == (None, data)
+    assert not client.deadlines
 
 
 def test_an_answer_says_how_long_it_is() -> None:
     head, _, body = answer(b'{"b": 2}').partition(b"\r\n\r\n")
     assert body == b'{"b": 2}'
     assert b"\r\nContent-Length: 8" in head
+
+
+def test_the_arbiter_hears_of_each_answer() -> None:
+    """It ends a worker that is silent for too long, as in one turn with hundreds of reviews."""
+    worker, heard = loop(), []
+    worker.tmp = SimpleNamespace(notify=lambda: heard.append(True))
+    for _ in range(3):
+        conn = connection(Dripping(request()))
+        worker.keepalived_conns.append(conn)
+        worker.on_client_socket_readable(conn, conn.sock)
+    assert len(heard) == len(worker.keepalived_conns) == 3
+
+
+@pytest.mark.parametrize("first", ["kept", "new"])
+def test_the_longest_silent_connection_makes_room(first: str) -> None:
+    """Whether it has asked before or is still to ask: kept ones would lock out all new ones."""
+    worker = loop()
+    gone: list[str] = []
+    worker.poller, worker._busy = selectors.DefaultSelector(), 0
+    worker.nr_conns = worker.worker_connections = 2
+    pair = socket.socketpair()
+    with pair[0], pair[1], worker.poller:
+        for end, name in zip(pair, ("kept", "new"), strict=True):
+            conn = SimpleNamespace(sock=end, timeout=float(name != first))
+            conn.close = partial(gone.append, name)
+            worker.poller.register(end, selectors.EVENT_READ)
+            (worker.keepalived_conns if name == "kept" else worker.pending_conns).append(conn)
+        worker.wait_for_and_dispatch_events(0)
+    assert gone == [first]
+    assert worker.nr_conns == 1
 
 
 def test_both_ways_lead_to_the_same_answer(server: Server) -> None:
@@ -105,11 +230,69 @@ def test_both_ways_lead_to_the_same_answer(server: Server) -> None:
             assert direct[0] == 200
             assert (direct[2], parsed[2]) == (True, False)
         assert server.metric('kitty_webhook_requests_total{code="200"}') == before + 8
+        control = {"Traceparent": "a\x7f"}
+        assert ask("/mutate", body, **control)[0] == 400
         for path, said in (("/mutate", b"{"), ("/mutate", refused), ("/mutat", body), ("/", body)):
             status, text, direct_way = ask(path, said)
             assert (status, text, direct_way) == ask(path, said, Cookie="unusual")
             assert status in (400, 404)
         assert ask("/mutate", body)[0] == 200
+
+
+@pytest.mark.parametrize("last", [300, 12_000])
+def test_a_request_in_the_record_of_the_one_before_is_answered(server: Server, last: int) -> None:
+    """Two in one go, of which the first one's body ends so many bytes into a record."""
+    record = 16 * 1024
+    small = request(json.dumps(review_of(POD)).encode())
+    body = json.dumps(review_of(POD)).encode()
+    body += b" " * ((last - len(request(body + b" " * 5 * record))) % record + 5 * record)
+    assert len(request(body)) % record == last
+    with (
+        socket.create_connection(("127.0.0.1", server.port), 20) as plain,
+        server.context.wrap_socket(plain, server_hostname="127.0.0.1") as tls,
+    ):
+        tls.sendall(request(body) + small)
+        answers = b""
+        while answers.count(MARK) < 2:
+            piece = tls.recv(65536)
+            assert piece
+            answers += piece
+
+
+def test_half_a_record_takes_no_thread(server: Server) -> None:
+    """However long the other half takes: the loop answers, and says less than gunicorn."""
+    one = request(json.dumps(review_of(POD)).encode())
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = server.context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with socket.create_connection(("127.0.0.1", server.port), 20) as plain:
+
+        def done(step: Callable[[], Any]) -> Any:
+            while True:
+                try:
+                    return step()
+                except ssl.SSLWantReadError:
+                    plain.sendall(outgoing.read())
+                    incoming.write(plain.recv(65536))
+
+        def said() -> bytes:
+            text: bytes = b""
+            while MARK not in text:
+                piece = done(lambda: tls.read(65536))
+                assert piece
+                text += piece
+            return text
+
+        done(tls.do_handshake)
+        tls.write(one)
+        assert b"Server:" in said()  # the first one is always a thread's
+        for cut in (1, 5, 300):
+            tls.write(one)
+            record = outgoing.read()
+            plain.sendall(record[:cut])
+            # By its answer the server has seen the half; the loop would wait for a millisecond.
+            assert server.review(review_of(POD))["allowed"] is True
+            plain.sendall(record[cut:])
+            assert b"Server:" not in said()
 
 
 def test_a_client_that_reads_late_gets_every_answer(server: Server) -> None:
