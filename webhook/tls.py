@@ -79,6 +79,19 @@ class Waiting:
 WAITING = Waiting()
 
 
+_UNUSED = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+
+def forget_errors() -> None:
+    """Empties the thread's queue of OpenSSL's errors.
+
+    Python 3.13 leaves a system error in it (``PySSL_SetError``, Modules/_ssl.c): the thread's next
+    connection would be told that it is broken when it only has to wait.
+    """
+    with contextlib.suppress(ssl.SSLError):
+        _UNUSED.set_ciphers("none")  # refused, upon which Python clears the queue
+
+
 class BoundedSocket(ssl.SSLSocket):
     """A socket that never blocks for ever, and never for long in all.
 
@@ -112,6 +125,9 @@ class BoundedSocket(ssl.SSLSocket):
                 WAITING.wait(self, select.POLLIN, deadline)
             except ssl.SSLWantWriteError:
                 WAITING.wait(self, select.POLLOUT, deadline)
+            except OSError:
+                forget_errors()
+                raise
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         """Receives what is there by the deadline.
@@ -126,6 +142,9 @@ class BoundedSocket(ssl.SSLSocket):
                 WAITING.wait(self, select.POLLIN, self._deadline)
             except ssl.SSLWantWriteError:
                 WAITING.wait(self, select.POLLOUT, self._deadline)
+            except OSError:
+                forget_errors()
+                raise
         raise TimeoutError("the request took too long to arrive")
 
     def arrived(self, buflen: int) -> bytes | None:
@@ -138,6 +157,19 @@ class BoundedSocket(ssl.SSLSocket):
             return super().recv(buflen)
         except (ssl.SSLWantReadError, BlockingIOError):
             return None
+        except OSError:
+            forget_errors()
+            raise
+
+    def send(self, data: Buffer, flags: int = 0) -> int:
+        """Sends what the socket takes at once."""
+        try:
+            return super().send(data, flags)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+            raise
+        except OSError:
+            forget_errors()
+            raise
 
     def soon(self, deadline: float) -> bool:
         """Whether something arrives by the deadline; past it, whether something is there."""
