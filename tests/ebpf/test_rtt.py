@@ -149,7 +149,7 @@ def test_a_busy_connection_is_sampled(load: loader.Loader, sandbox: Sandbox) -> 
     grown = probe.read()
     assert len(grown) == 2
     for _, growth in grown:
-        # Sampled throughout: each 20 ms have a jiffy of their own, and each jiffy its first segments.
+        # Sampled throughout: 20 ms hold a whole jiffy, and each jiffy has its first segments.
         assert len(moments) / 2 <= rtt.Samples.unpack(growth).count <= min(most, 5000)
     talk.close()
     probe.close()
