@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kitty.jobs import ONE_RANK, SEEN, JobState, read_blind, read_withheld
+from kitty.jobs import NO_RANK, ONE_RANK, SEEN, JobState, read_blind, read_withheld
 from kitty.prometheus import Prometheus, Row, quoted, selector
 from kitty.signals import EVIDENCE, SIGNALS, Signal, in_order, signal_of
 from kitty.text import clean, clock, natural, several, shortened
@@ -96,8 +96,8 @@ def read_job(server: Prometheus, at: float, *, namespace: str, name: str) -> Sna
     blind = read_blind(server, at).get((namespace, name), [])
     withheld = read_withheld(server, at).get((namespace, name), [])
     numbered = {rank.rank for rank in ranks if rank.rank}
-    if len(numbered) == 1:
-        withheld = [*withheld, ONE_RANK]
+    if len(numbered) <= 1:
+        withheld = [*withheld, ONE_RANK if numbered else NO_RANK]
     state = JobState(
         namespace=namespace,
         name=name,

@@ -22,6 +22,7 @@ LOST = "scraped without honor_labels (exported_job)"
 NO_SERIES = "this Prometheus has no series of kitty's: does it scrape the sidecars?"
 
 ONE_RANK = "one rank has nothing to be compared with"
+NO_RANK = "no rank is known"
 
 OK, VERDICT, INCONCLUSIVE, BLIND, NO_DATA = "ok", "verdict", "inconclusive", "blind", "no data"
 
@@ -110,9 +111,9 @@ def read_jobs(server: Prometheus, at: float) -> list[JobState]:
     verdicts = by_job(read_verdicts(server, at))
     blind = read_blind(server, at)
     withheld = read_withheld(server, at)
-    for key, count in ranks.items():
-        if count == 1:
-            withheld.setdefault(key, []).append(ONE_RANK)
+    for key in pods:
+        if ranks.get(key, 0) <= 1:
+            withheld.setdefault(key, []).append(ONE_RANK if key in ranks else NO_RANK)
     jobs = [
         JobState(
             namespace=key[0],

@@ -69,6 +69,7 @@ class Job:
         stopped: Rank that is stopped.
         gpus: Whether it has any.
         blind: Whether its round trips cannot be read.
+        ranked: Whether its processes carry ranks.
         ended_s: How long ago it ended; 0 is not.
     """
 
@@ -81,6 +82,7 @@ class Job:
     stopped: int | None = None
     gpus: bool = False
     blind: bool = False
+    ranked: bool = True
     ended_s: int = 0
     pod_prefix: str = ""
 
@@ -100,7 +102,7 @@ class Job:
         for number in range(self.pods):
             for local in range(self.per_pod):
                 rank = number * self.per_pod + local
-                yield rank, number, {**self.pod(number), "rank": str(rank)}
+                yield rank, number, self.pod(number) | ({"rank": str(rank)} if self.ranked else {})
 
     def address(self, number: int) -> str:
         """A pod's address."""
@@ -197,7 +199,8 @@ class Job:
         for rank, number, labels in self.ranks():
             phase = 0.7 * rank
             place = {key: value for key, value in labels.items() if key != "instance"}
-            yield past("kitty:rank", place, constant(1))
+            if self.ranked:
+                yield past("kitty:rank", place, constant(1))
             own = {key: value for key, value in labels.items() if key not in ("node", "instance")}
             yield past("kitty:signal", {**own, "signal": "run_queue"}, _wave(0.02, 0.01, phase))
             yield past("kitty:signal", {**own, "signal": "cpu"}, _wave(1.5, 0.2, phase))
@@ -261,6 +264,7 @@ JOBS = (
     Job(name=HOSTILE, namespace="evil", pods=3, stopped=1, pod_prefix=POD),
     Job(name="dark", pods=3, blind=True),
     Job(name="solo", pods=1),
+    Job(name="rankless", pods=3, ranked=False),
 )
 # Prometheus itself looks back five minutes.
 ENDED = (Job(name="ended", pods=3, ended_s=480), Job(name="over", pods=3, ended_s=120))

@@ -26,6 +26,7 @@ def test_every_health(kitty: Kitty, prometheus: RealPrometheus) -> None:
         ("training", "big"): "verdict",
         ("evil", HOSTILE): "verdict",
         ("training", "dark"): "blind",
+        ("training", "rankless"): "blind",
         ("training", "solo"): "blind",
         ("other", "ring"): "ok",
         ("training", "ended"): "no data",
@@ -44,7 +45,7 @@ def test_list_is_plain_and_harmless_in_a_pipe(kitty: Kitty, prometheus: RealProm
     assert ran.status == 0
     lines = [line for line in ran.out.splitlines() if " recorded " not in line]
     assert lines[0].split() == ["namespace", "job", "pods", "ranks", "health", "since"]
-    assert len(lines) == 2 + 8
+    assert len(lines) == 2 + 9
     assert "\x1b" not in ran.out
     assert "\u202e" not in ran.out
     assert r"&\u202e\é\n" in ran.out
@@ -52,7 +53,7 @@ def test_list_is_plain_and_harmless_in_a_pipe(kitty: Kitty, prometheus: RealProm
     health = [re.search(r"verdict|blind|no data|ok", line) for line in lines[2:]]
     assert [found[0] for found in health if found] == [
         *["verdict"] * 3,
-        *["blind"] * 2,
+        *["blind"] * 3,
         "ok",
         *["no data"] * 2,
     ]
@@ -141,6 +142,7 @@ def test_which_job(
     ("job", "status", "told"),
     [
         ("solo", 0, "No verdict is given on the 1 rank of job training/solo (1 pod): one rank has"),
+        ("rankless", 0, "No verdict is given on the 0 ranks of job training/rankless (3 pods): no"),
         (
             "dark",
             0,

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from sidecar.agent import COLLECTORS
 from tests.rules.promtool import Expectations, check
 from tests.rules.synthetic import LENGTH, Job, constant, growing, turning
 
@@ -157,6 +158,22 @@ def test_blind(programs: Path, tmp_path: Path) -> None:
         '2 sidecars of job ns/job cannot see "rtt" (reason: lockdown); a fault that shows only '
         "there is missed.",
     )
+
+
+def test_blind_is_whoever_misses_what_the_verdict_reads(programs: Path, tmp_path: Path) -> None:
+    needed = {"pod", "process", "rank", "tcp", "rtt", "matrix", "waiting", "cgroup", "netdev"}
+    job = Job(2)
+    for name in COLLECTORS:
+        labels = f'collector="{name}",reason="permission"'
+        job.put(0, "kitty_collector_up", constant(0), labels)
+    expected = Expectations()
+    for name in COLLECTORS:
+        alerts = f'count(ALERTS{{alertname="KittyBlind",collector="{name}"}})'
+        if name in needed:
+            expected.value(alerts, LATE, 1)
+        else:
+            expected.none(alerts, LATE)
+    check(programs, tmp_path, job.series, expected)
 
 
 def test_silent(programs: Path, tmp_path: Path) -> None:
