@@ -43,7 +43,7 @@ Runs a job through faults of known kind, rank, strength and time while a real Pr
 it every five seconds and evaluates the shipped rules; scores what the verdict series said. Trials
 come in an order that the seed gives, two ranks for each fault and strength: about 50 minutes.
 """
-EXIT_STATUS = "exit status: 0 done, 1 failed or the faulted rank was not named, 2 wrong usage"
+EXIT_STATUS = "exit status: 0 done, 1 failed or the faulted rank was not the outlier, 2 wrong usage"
 
 
 def fault_list() -> str:
@@ -363,6 +363,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 done, 1 failed or the faulted rank was not the outlier, 2 wrong usage.
     """
     options = parser().parse_args(argv)
+    if options.command == "run" and (options.strength or 0) > (kind := KINDS[options.fault]).most:
+        parser().error(f"argument --strength: more than {kind.most:g} {kind.unit}")
     if os.geteuid() != 0:
         print("kitty-lab: it makes namespaces and links: run it as root", file=sys.stderr)
         return FAILED

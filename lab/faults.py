@@ -34,6 +34,7 @@ class Kind:
         name: On the command line.
         summary: What it does to the pod.
         strength: The usual strength.
+        most: The greatest strength.
         unit: Of the strength.
         signals: Names of the signals (``lab.signals``) by which it must show.
         inject: Starts it on a pod with a strength.
@@ -42,6 +43,7 @@ class Kind:
     name: str
     summary: str
     strength: float
+    most: float
     unit: str
     signals: tuple[str, ...]
     inject: Callable[[Cluster, Pod, float], AbstractContextManager[None]]
@@ -336,6 +338,7 @@ KINDS = {
             name="latency",
             summary="frames leave the pod later",
             strength=50,
+            most=10_000,
             unit="ms",
             signals=("rtt",),
             inject=latency,
@@ -344,6 +347,7 @@ KINDS = {
             name="loss",
             summary="frames to and from the pod are lost",
             strength=3,
+            most=100,
             unit="%",
             signals=("retransmits",),
             inject=loss,
@@ -352,6 +356,7 @@ KINDS = {
             name="throttle",
             summary="the pod sends no faster than this",
             strength=20,
+            most=100_000,
             unit="Mbit/s",
             signals=("tx queue",),
             inject=throttle,
@@ -360,6 +365,7 @@ KINDS = {
             name="cpu",
             summary="busy processes share the trainer's core",
             strength=5,
+            most=64,
             unit="processes",
             signals=("run queue",),
             inject=contention,
@@ -368,6 +374,7 @@ KINDS = {
             name="quota",
             summary="the container may use no more of a core",
             strength=5,
+            most=100,
             unit="% of a core",
             signals=("throttled",),
             inject=quota,
@@ -376,6 +383,7 @@ KINDS = {
             name="slow-input",
             summary="storage gives the loader a batch in no less than this",
             strength=600,
+            most=60_000,
             unit="ms",
             signals=("storage wait",),
             inject=slow_input,
@@ -384,6 +392,7 @@ KINDS = {
             name="pause",
             summary="SIGSTOP for this share of every second",
             strength=100,
+            most=100,
             unit="%",
             signals=("stopped",),
             inject=pause,

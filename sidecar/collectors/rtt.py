@@ -154,7 +154,7 @@ class RttCollector:
         self._hooks.watch(delivered=bool(grown))
         self._published = _Published(
             probe.hook,
-            probe.raw() if grown else self._published.raw,
+            probe.raw(),
             dict(self._windows),
             dict(self._ranks),
             {rank: dict(peers) for rank, peers in self._peers.items()},

@@ -209,7 +209,8 @@ def _refusal(detail: str, said: str, number: int = 0) -> Refusal:
         return Refusal("unsupported", f"{detail}: this kernel is too old ({said[-80:]})")
     if number in {errno.EPERM, errno.EACCES}:
         missing = _missing_capabilities()
-        cause = f"needs {', '.join(missing)}" if missing else "the kernel's policy refuses it"
+        cause = f"needs {', '.join(missing)}" if missing else "this kernel refuses it to root too"
+        detail = detail.replace("Need super-user privileges to run", "EPERM")
         return Refusal("permission" if missing else "unsupported", f"{detail}: {cause}")
     if number in {errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV}:
         return Refusal("unsupported", detail)

@@ -249,10 +249,15 @@ class KernelProbe:
         self._latest: tuple[bytes, bytes] | None = None
         self._idle_reads = idle_reads
         self._reads = 0
+        self._delivered = False
 
     def raw(self) -> bool:
-        """Whether samples are single measurements; False once one was a smoothed figure."""
-        return not any(self._loaded.maps["smoothed"].get(bytes(4)) or b"")
+        """Whether samples are single measurements; False once one was a smoothed figure.
+
+        Before its first sample `sock_ops` may turn out to be either.
+        """
+        unknown = self.hook == "sock_ops" and not self._delivered
+        return not unknown and not any(self._loaded.maps["smoothed"].get(bytes(4)) or b"")
 
     def read(self) -> list[tuple[bytes, int]]:
         """See `RttProbe.read`."""
@@ -271,6 +276,7 @@ class KernelProbe:
                 if growth:
                     grown.append((key, growth))
             ledger.end(cells)
+            self._delivered |= bool(grown)
         if self._reads % self._idle_reads == 0:
             self._let_go(ledger.idle(self._idle_reads))
         return grown

@@ -124,6 +124,7 @@ def kinds(gpus: Gpus) -> dict[str, Kind]:
             name=name,
             summary=summary,
             strength=90,
+            most=100,
             unit="% of the time",
             signals=(),
             inject=lambda _, pod, percent: gpus.held_back(pod, reason, percent / 100),

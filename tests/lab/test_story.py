@@ -175,6 +175,8 @@ def test_prometheus_is_fetched_while_the_machines_network_is_there(
         (["run", "flood"], ["flood", "latency", "loss"]),
         (["run", "loss", "--seconds", "0"], ["--seconds", "'0'", "1 to 3600"]),
         (["run", "loss", "--strength", "-1"], ["--strength", "'-1'", "above 0"]),
+        (["run", "pause", "--strength", "500"], ["--strength", "more than 100 %"]),
+        (["run", "cpu", "--strength", "1e6"], ["--strength", "more than 64 processes"]),
         (["demo", "--color"], ["--color"]),
         (["eval", "--workload", "jax"], ["--workload", "ring", "torch"]),
         (["eval", "--minutes", "0"], ["--minutes", "above 0"]),

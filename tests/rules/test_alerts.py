@@ -161,7 +161,7 @@ def test_blind(programs: Path, tmp_path: Path) -> None:
 
 
 def test_blind_is_whoever_misses_what_the_verdict_reads(programs: Path, tmp_path: Path) -> None:
-    needed = {"pod", "process", "rank", "tcp", "rtt", "matrix", "waiting", "cgroup", "netdev"}
+    needed = {"pod", "rank", "tcp", "rtt", "matrix", "waiting", "cgroup", "netdev"}
     job = Job(2)
     for name in COLLECTORS:
         labels = f'collector="{name}",reason="permission"'
