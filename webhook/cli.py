@@ -31,7 +31,9 @@ A certificate replaced on disk is served to the next connection."""
 _INJECT = """\
 Does offline what the webhook does at admission, to pods and to everything that
 holds a pod template. Several documents a file; what holds no pod passes through
-unchanged. The result goes to stdout as YAML, what was skipped to stderr."""
+unchanged. The result goes to stdout as YAML, what was skipped to stderr.
+Exit status 1, and nothing on stdout, where a file is missing or no YAML; 2 for wrong
+options or a wrong configuration. What is left alone is no failure."""
 
 _CHECK = """\
 Asks the cluster of the current kubeconfig what would stop injection: the webhook's

@@ -22,7 +22,7 @@ class Metrics:
         self.registry = registry
         self.requests = Counter(
             "kitty_webhook_requests",
-            "HTTP requests on the mutate paths, by status code.",
+            "HTTP requests to the address of reviews, whatever the path, by status code.",
             ["code"],
             registry=registry,
         )
