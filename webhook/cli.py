@@ -59,8 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read the output has left; the interpreter must not stumble over it again.
+    except OSError as error:
+        if arguments.command == "serve":
+            raise
+        if not isinstance(error, BrokenPipeError):  # whoever read the output has left
+            print(f"kitty-webhook {arguments.command}: {error}", file=sys.stderr)
+        # The interpreter must not stumble over it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     return status

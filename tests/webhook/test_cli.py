@@ -507,3 +507,19 @@ def test_a_reader_that_leaves_is_no_traceback(documents: int, tmp_path: Path) ->
         os.close(write)
     assert done.returncode == 1
     assert b"Error" not in done.stderr
+
+
+def test_a_full_device_is_said_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text(yaml.safe_dump(workload("Job", {"template": {"spec": {}}}, "batch/v1")))
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [str(BIN / "kitty-webhook"), "inject", "-f", str(file)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert b"kitty-webhook inject: [Errno 28] No space left on device" in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
