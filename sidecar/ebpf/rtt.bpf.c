@@ -205,12 +205,12 @@ int on_ack(struct pt_regs *ctx, void *sk, int flag, long seq_us, long sack_us)
  * has over 800 to 8,000 segments a second, by CONFIG_HZ. Whoever shares an entry only makes it
  * forget. */
 #ifdef HOOK_TCP_PROBE
-struct recent { /* a cache line each: sockets of several processors share none */
+struct recent { /* two cache lines each, as arrays begin inside one: no two share what is used */
 	u64 sk;
 	u64 mark;
 	u64 jiffy;
 	u64 looks;
-	u64 pad[4];
+	u64 pad[12];
 };
 
 BPF_ARRAY(recent, struct recent, RECENT);
@@ -219,9 +219,12 @@ static inline int worth_a_look(struct recent *last, u64 sk)
 {
 	u64 now = bpf_jiffies64(); /* from 5.6; a load, not a call */
 
-	if (last->sk != sk)
-		return 1;
-	if (last->jiffy != now) {
+	if (last->sk != sk) {
+		last->sk = sk;
+		last->mark = 0;
+		last->jiffy = now;
+		last->looks = 0;
+	} else if (last->jiffy != now) {
 		last->jiffy = now;
 		last->looks = 0;
 	} else if (last->looks >= LOOKS) {
@@ -238,7 +241,7 @@ int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
 	struct recent *last = recent.lookup(&place);
 	struct connection key = {};
 	struct cell *cell;
-	u64 sent_us = 0;
+	u64 sent_us = 0, acked_us;
 	u32 us = 0;
 
 	if (!last || !worth_a_look(last, (u64)sk))
@@ -246,24 +249,25 @@ int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
 	bpf_probe_read_kernel(&sent_us, sizeof(sent_us), sk + OFF_RACK_MSTAMP);
 	if (!sent_us)
 		return 0;
-	if (last->sk == (u64)sk && sent_us - last->mark < SPACING_US)
+	bpf_probe_read_kernel(&us, sizeof(us), sk + OFF_RACK_RTT);
+	/* Spaced by when they were acknowledged: the segments of a burst are sent at once. */
+	acked_us = sent_us + us;
+	if (acked_us - last->mark < SPACING_US)
 		return 0;
-	last->sk = (u64)sk;
-	last->mark = sent_us;
+	last->mark = acked_us;
 	if (!in_namespace(sk) || !identify(sk, &key))
 		return 0;
 	cell = cells.lookup(&key);
 	if (cell) {
-		if (sent_us - cell->mark < SPACING_US)
+		if (acked_us - cell->mark < SPACING_US)
 			return 0;
-		cell->mark = sent_us;
+		cell->mark = acked_us;
 	} else {
-		cell = cell_of(&key, sent_us);
+		cell = cell_of(&key, acked_us);
 		/* A cell made anew for an idle connection must not count its old sample. */
-		if (!cell || bpf_ktime_get_ns() / 1000 - sent_us > FRESH_US)
+		if (!cell || (s64)(bpf_ktime_get_ns() / 1000 - acked_us) > FRESH_US)
 			return 0;
 	}
-	bpf_probe_read_kernel(&us, sizeof(us), sk + OFF_RACK_RTT);
 	add(cell, us);
 	return 0;
 }

@@ -243,6 +243,9 @@ class KernelProbe:
 
     def __init__(self, loaded: Loaded, *, idle_reads: int = 100) -> None:
         self.hook = loaded.name
+        self.ran = False
+        """Whether the program did anything since the read before the latest: a connection that
+        talks rarely gets a cell without a sample."""
         self._loaded = loaded
         self._cells = loaded.maps["cells"]
         self._ledger = lanes.Ledger()
@@ -266,6 +269,7 @@ class KernelProbe:
         self._reads += 1
         there = self._cells.content()
         grown = []
+        self.ran = bool(there[0]) and there != self._latest
         if there != self._latest:
             self._latest = there
             cells = []

@@ -101,7 +101,7 @@ class HookSelection:
             if self._host_network and snapshot is not self._told:
                 self._tell_ports(self._probe, snapshot)
                 self._told = snapshot
-            self._check(self._probe, snapshot, delivered=delivered)
+            self._check(self._probe, snapshot, delivered=delivered or self._probe.ran)
 
     def close(self) -> None:
         """Detaches."""

@@ -24,6 +24,7 @@ struct thread {
 	u64 ran_ns;
 	u64 delayed_ns;
 	u64 voluntary;
+	u64 started; /* tells a thread from an earlier one of its number */
 	u32 how;
 	u32 unused;
 };
@@ -103,8 +104,9 @@ int on_leave(struct bpf_perf_event_data *ctx)
 	now.ran_ns = field(task, OFF_RAN);
 	now.delayed_ns = field(task, OFF_DELAYED);
 	now.voluntary = field(task, OFF_VOLUNTARY);
+	now.started = field(task, OFF_STARTED);
 	then = threads.lookup(&tid);
-	if (!then || now.ran_ns < then->ran_ns) { /* new, or its number was another thread's */
+	if (!then || now.started != then->started) { /* new, or its number was another thread's */
 		threads.update(&tid, &now);
 		return 0;
 	}

@@ -81,6 +81,7 @@ def candidate(*, proc: str = "/proc") -> Candidate:
             "OFF_RAN": "task_struct.se.sum_exec_runtime",
             "OFF_DELAYED": "task_struct.sched_info.run_delay",
             "OFF_VOLUNTARY": "task_struct.nvcsw",
+            "OFF_STARTED": "task_struct.start_time",
             "OFF_SYSCALL": "pt_regs.orig_ax|pt_regs.syscallno",
         },
     )
@@ -142,6 +143,11 @@ class WaitProbe:
             if growth:
                 grown.append((int.from_bytes(key, "little"), growth))
         self._ledger.end([key for key, _ in entries])
+        for key, _ in entries:
+            pid = int.from_bytes(key, "little")
+            if pid not in self._events and not os.path.exists(os.path.join(self._proc, str(pid))):
+                self._processes.delete(key)  # its number may be another process's soon
+                self._ledger.forget(key)
         return grown
 
     def close(self) -> None:

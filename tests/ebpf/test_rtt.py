@@ -3,6 +3,7 @@
 import os
 import resource
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -368,3 +369,71 @@ def test_more_connections_than_the_map_holds(load: loader.Loader, sandbox: Sandb
             end.close()
     probe.close()
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def narrow(near: Sandbox, router: Sandbox, far: Sandbox, rate: str) -> str | None:
+    """Joins two namespaces by a router whose link to the far one is slow; says why not."""
+    for end, name in ((near, "n0"), (far, "f0")):
+        ends = ("netns", str(end.init), "type", "veth", "peer", "name", name)
+        subprocess.run(["ip", "link", "add", "e0", *ends, "netns", str(router.init)], check=True)
+    for sandbox, network in ((near, 1), (far, 2)):
+        sandbox.run("ip", "address", "add", f"10.77.{network}.1/24", "dev", "e0")
+        sandbox.run("ip", "link", "set", "e0", "up")
+        sandbox.run("ip", "route", "add", "default", "via", f"10.77.{network}.254")
+    for name, network in (("n0", 1), ("f0", 2)):
+        router.run("ip", "address", "add", f"10.77.{network}.254/24", "dev", name)
+        router.run("ip", "link", "set", name, "up")
+    router.run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+    shape = ("tbf", "rate", rate, "burst", "32k", "latency", "800ms")
+    try:
+        router.run("tc", "qdisc", "add", "dev", "f0", "root", *shape)
+    except subprocess.CalledProcessError as error:
+        return f"no tbf: {error.stderr}"
+    return None
+
+
+def test_a_burst_counts_from_its_first_to_its_last_segment(
+    load: loader.Loader, sandbox: Sandbox, other: Sandbox
+) -> None:
+    """All of a burst is sent at once: what a slow link behind a router adds comes one by one."""
+    router = Sandbox()
+    try:
+        why_not = narrow(sandbox, router, other, "100mbit")
+        if why_not:
+            pytest.skip(why_not)
+        [loaded] = load.load(rtt.candidates(scope(sandbox), hook="tcp_probe"))
+        if isinstance(loaded, loader.Refused):
+            pytest.skip(f"not on this kernel: {loaded.detail}")
+        probe = rtt.KernelProbe(loaded)
+        listener = inside(other.init, lambda: socket.create_server(("10.77.2.1", 0)))
+        place = listener.getsockname()
+
+        def connect() -> socket.socket:
+            made = socket.socket()
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # does not pace
+            made.connect(place)
+            return made
+
+        near = inside(sandbox.init, connect)
+        far, _ = listener.accept()
+        size = 1 << 18  # takes 20 ms
+        for turn in range(60):
+            sender = threading.Thread(target=near.sendall, args=(bytes(size),))
+            sender.start()
+            left = size
+            while left:
+                left -= len(far.recv(1 << 16))
+            sender.join()
+            far.sendall(b"y")
+            near.recv(1)
+            time.sleep(0.05)
+            if turn == 29:  # by now the window holds a whole burst
+                probe.read()
+        samples = total(probe.read())
+        for end in (near, far, listener):
+            end.close()
+        probe.close()
+        # From nothing to 20 ms, evenly: the mean is near the middle.
+        assert samples.sum_us / samples.count > 5000
+    finally:
+        router.close()

@@ -162,3 +162,68 @@ def test_what_is_no_longer_watched_is_forgotten(
     assert probe.read() == []
     probe.watch([1 << 22])  # gone before it could be watched
     assert probe.read() == []
+
+
+# Makes a process with a number of one's choice, as the kernel does once numbers have gone round
+# (clone3 with set_tid; the number must be free).
+CLONE = """
+import ctypes, struct
+def clone(number):
+    tids = ctypes.create_string_buffer(struct.pack("i", number))
+    args = struct.pack("<11Q", 0, 0, 0, 0, 17, 0, 0, 0, ctypes.addressof(tids), 1, 0)
+    pid = ctypes.CDLL(None).syscall(435, ctypes.create_string_buffer(args, 88), 88)
+    assert pid in (0, number), "clone3"
+    return pid
+"""
+SHORT = """
+first = os.fork()
+if first == 0:
+    lock = threading.Lock(); lock.acquire()
+    for _ in range(3): lock.acquire(timeout=0.02)
+    os._exit(0)
+os.waitpid(first, 0)
+"""
+REUSED = f"""{CLONE}{SHORT}
+time.sleep(2)
+if clone(first) == 0:
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end: pass
+    time.sleep(0.01); time.sleep(0.01)
+    os._exit(0)
+os.waitpid(first, 0)
+"""
+
+
+def test_a_thread_with_the_number_of_an_earlier_one_starts_anew(
+    probe: waits.WaitProbe, tell: Callable[..., Story]
+) -> None:
+    story = tell(REUSED)
+    probe.watch([story.pid])
+    story.go()
+    story.done()
+    for seen in read(probe).values():
+        assert seen.futex.sum_seconds < 0.5  # three waits of 20 ms, and no two seconds
+        assert seen.wakeup.counts[-1] == seen.preempt.counts[-1] == 0  # of 4.2 s and more
+
+
+def test_a_process_with_the_number_of_an_earlier_child_is_watched(
+    probe: waits.WaitProbe, tell: Callable[..., Story]
+) -> None:
+    parent = tell(f"{SHORT}\nprint(first, flush=True)")
+    probe.watch([parent.pid])
+    parent.go()
+    assert parent.process.stdout
+    number = int(parent.process.stdout.readline())
+    parent.done()
+    probe.read()
+    stranger = tell(
+        f"{CLONE}\nif clone({number}) == 0:\n time.sleep(0.5)\n"
+        f" {FUTEX.replace(chr(10), chr(10) + ' ')}\n os._exit(0)\nos.waitpid({number}, 0)"
+    )
+    stranger.go()
+    deadline = time.monotonic() + 5
+    while not os.path.exists(f"/proc/{number}") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    probe.watch([parent.pid, number])
+    stranger.done()
+    assert sum(read(probe)[number].futex.counts) >= 18
