@@ -200,7 +200,7 @@ class KernelCollector:
         """Whether loading has ended; starts it, and once more where trouble may have passed."""
         if self._thread is not None and self._thread.is_alive():
             return False
-        passing = self._results and all(
+        passing = any(
             isinstance(result, loader.Refused) and result.reason in loader.TRANSIENT
             for result in self._results.values()
         )
@@ -212,7 +212,7 @@ class KernelCollector:
         return True
 
     def _start(self) -> None:
-        results: dict[str, loader.Loaded | loader.Refused] = {}
+        results = dict(self._results)
         wanted = {"waits": waits.candidate(proc=self._proc)}
         oom = events.oom_candidate(proc=self._proc)
         if oom is not None:
@@ -220,6 +220,9 @@ class KernelCollector:
         scope = rtt.Scope.own(proc=self._proc)
         if not scope.host_network:
             wanted["drops"] = events.drop_candidate(scope.netns)
+        for name, result in results.items():
+            if isinstance(result, loader.Loaded):
+                del wanted[name]
         for name, result in zip(
             wanted, self._load.load(*([candidate] for candidate in wanted.values())), strict=True
         ):
@@ -229,7 +232,7 @@ class KernelCollector:
             if isinstance(result, loader.Refused) and not known:
                 LOG.warning("kernel: %s: off: %s: %s", name, result.reason, result.detail)
         loaded = results["waits"]
-        if isinstance(loaded, loader.Loaded):
+        if isinstance(loaded, loader.Loaded) and self._waits is None:
             self._waits = waits.WaitProbe(loaded, proc=self._proc)
         self._results = results
 

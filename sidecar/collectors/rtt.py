@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from sidecar.collectors.base import Reason, UnavailableError
 from sidecar.ebpf import lanes, rtt
 from sidecar.ebpf.selection import HookSelection
+from sidecar.sources.sockets import is_scrape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,7 +138,7 @@ class RttCollector:
         windows: dict[str, int] = {}
         own_port = self._own_port().to_bytes(2, "big")
         for key, growth in grown:
-            if key.startswith(own_port):
+            if is_scrape(key, own_port):
                 continue
             owner = self._owner(key)
             if owner is None:

@@ -30,7 +30,8 @@ from sidecar.ebpf.btf import Btf, BtfError  # noqa: E402 # same
 _MAX_REQUEST = 1 << 17
 _KPROBE_PMU = "/sys/bus/event_source/devices/kprobe/type"
 _LOCKDOWN = "/sys/kernel/security/lockdown"
-_CAPABILITIES = {12: "NET_ADMIN", 38: "PERFMON", 39: "BPF"}
+_NET_ADMIN = 12
+_CAPABILITIES = {_NET_ADMIN: "NET_ADMIN", 38: "PERFMON", 39: "BPF"}
 _SYS_ADMIN = 21
 _NO_HELPER = ("unknown func", "cannot use helper")  # what the verifier says
 # enum bpf_prog_type, include/uapi/linux/bpf.h
@@ -110,7 +111,7 @@ class _Session:
             enums = {name: self._btf.enum(name) for name in candidate["enums"]}
         except BtfError as error:
             raise Refusal("unsupported", str(error)) from error
-        module = self._compile(candidate["source"], defines)
+        module = self._compile(candidate["source"], defines, attaches[0]["kind"])
         names, fds = [], []
         for name in candidate["maps"]:
             names.append(f"map {name}")
@@ -147,14 +148,14 @@ class _Session:
             values[name] = self._btf.enumerator(path)
         return [f"-D{name}={value}" for name, value in values.items()]
 
-    def _compile(self, source: str, defines: list[str]) -> Any:
+    def _compile(self, source: str, defines: list[str], kind: str) -> Any:
         said = _stderr_size()
         flags = [*defines, f"-I{_HERE}", "-Wno-everything"]
         try:
             with open(os.path.join(_HERE, source), encoding="ascii") as file:
                 return self._bcc.BPF(text=file.read(), cflags=flags)
         except Exception as error:  # bcc raises bare Exception
-            raise _refusal(f"compiling {source}: {error}", _stderr_tail(said)) from error
+            raise _refusal(kind, f"compiling {source}: {error}", _stderr_tail(said)) from error
 
     def _program(self, module: Any, kind: str, function: str) -> int:
         said = _stderr_size()
@@ -162,7 +163,7 @@ class _Session:
         try:
             fd: int = module.load_func(name, _PROGRAM_TYPES[kind]).fd
         except Exception as error:  # bcc raises bare Exception
-            raise _refusal(f"loading {function}: {error}", _stderr_tail(said)) from error
+            raise _refusal(kind, f"loading {function}: {error}", _stderr_tail(said)) from error
         return fd
 
 
@@ -190,13 +191,12 @@ def _attach(module: Any, kind: str, target: str, program: int) -> int | None:
             finally:
                 os.close(directory)
     except OSError as error:
-        raise _refusal(
-            f"attaching to {kind} {target}: {error.strerror}", "", error.errno or 0
-        ) from error
+        detail = f"attaching to {kind} {target}: {error.strerror}"
+        raise _refusal(kind, detail, "", error.errno or 0) from error
     return None
 
 
-def _refusal(detail: str, said: str, number: int = 0) -> Refusal:
+def _refusal(kind: str, detail: str, said: str, number: int = 0) -> Refusal:
     """Names the likely cause of a refused load or attach."""
     # All that bcc says of EPERM, of programs and of maps.
     if "super-user" in detail or "not permitted" in said:
@@ -208,7 +208,7 @@ def _refusal(detail: str, said: str, number: int = 0) -> Refusal:
     if any(words in said for words in _NO_HELPER):
         return Refusal("unsupported", f"{detail}: this kernel is too old ({said[-80:]})")
     if number in {errno.EPERM, errno.EACCES}:
-        missing = _missing_capabilities()
+        missing = _missing_capabilities(kind)
         cause = f"needs {', '.join(missing)}" if missing else "this kernel refuses it to root too"
         detail = detail.replace("Need super-user privileges to run", "EPERM")
         return Refusal("permission" if missing else "unsupported", f"{detail}: {cause}")
@@ -217,15 +217,16 @@ def _refusal(detail: str, said: str, number: int = 0) -> Refusal:
     return Refusal("error", f"{detail} {said}".strip())
 
 
-def _missing_capabilities() -> list[str]:
+def _missing_capabilities(kind: str) -> list[str]:
     held = 0
+    needed = (bit for bit in _CAPABILITIES if bit != _NET_ADMIN or kind == "sock_ops")
     with open("/proc/self/status", encoding="ascii") as file:
         for line in file:
             if line.startswith("CapEff:"):
                 held = int(line.split()[1], 16)
     if held >> _SYS_ADMIN & 1:
         return []
-    return [f"CAP_{name}" for bit, name in _CAPABILITIES.items() if not held >> bit & 1]
+    return [f"CAP_{_CAPABILITIES[bit]}" for bit in needed if not held >> bit & 1]
 
 
 def _lockdown() -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sidecar.ebpf import rtt
@@ -63,7 +65,9 @@ class HookSelection:
         self._passed_over: dict[str, PassedOver] = {}
         self._thread: threading.Thread | None = None
         self._started = 0.0
+        self._looked = 0.0
         self._cgroups: tuple[str, ...] = ()
+        self._attached: frozenset[int] = frozenset()
         self._host_network = rtt.in_host_network(proc=proc)
         self._told: SocketSnapshot | None = None
         self._ports: frozenset[int] = frozenset()
@@ -88,6 +92,8 @@ class HookSelection:
                 self._chosen = None
             elif self._worth_another_try():
                 self._start(after=None)
+        elif self._polls_meanwhile():
+            self._probe = rtt.PollingProbe(self._connections)
         return self._probe
 
     def watch(self, *, delivered: bool) -> None:
@@ -112,8 +118,9 @@ class HookSelection:
             self._probe.close()
 
     def _start(self, *, after: str | None) -> None:
-        self._started = self._clock()
+        self._started = self._looked = self._clock()
         self._cgroups = self._visible_cgroups()
+        self._attached = _identities(self._cgroups)
         self._thread = threading.Thread(
             target=self._run, args=(after,), name="rtt-loader", daemon=True
         )
@@ -162,18 +169,34 @@ class HookSelection:
 
     def _worth_another_try(self) -> bool:
         waited = self._clock() - self._started
-        if isinstance(self._probe, rtt.KernelProbe):
+        attached = self._probe.hook if isinstance(self._probe, rtt.KernelProbe) else ""
+        if attached not in {"", "sock_ops"}:
             return False
         if self._hook in {rtt.AUTO, rtt.POLLING} and self._probe is None:
             return self._snapshot() is not None  # polling has become possible
-        # Containers may start after the agent: sock_ops needs their cgroups.
-        appeared = not self._cgroups and self._hook in {rtt.AUTO, "sock_ops"}
-        if appeared and waited > SETTLE_SECONDS and self._visible_cgroups():
+        if self._hook in {rtt.AUTO, "sock_ops"} and self._containers_changed():
             return True
+        if attached:
+            return False
         reasons = {over.reason for over in self._passed_over.values()}
         if self.refused is not None:
             reasons.add(self.refused.reason)
         return waited > RETRY_SECONDS and not reasons.isdisjoint(TRANSIENT)
+
+    def _polls_meanwhile(self) -> bool:
+        """A loader that hangs is given up after a minute or two only."""
+        waits = self._clock() - self._started > SETTLE_SECONDS
+        nothing = self._probe is None and self._hook == rtt.AUTO
+        return waits and nothing and self._snapshot() is not None
+
+    def _containers_changed(self) -> bool:
+        """Containers start after the agent, and again: sock_ops is attached to their cgroups."""
+        now = self._clock()
+        if now - self._looked <= SETTLE_SECONDS:
+            return False
+        self._looked = now
+        found = _identities(self._visible_cgroups())
+        return bool(found) and found != self._attached
 
     def _tell_ports(self, probe: rtt.KernelProbe, snapshot: SocketSnapshot) -> None:
         ports = frozenset(
@@ -202,3 +225,12 @@ class HookSelection:
         for sock in snapshot.sockets:
             if sock.state != LISTEN and sock.key in snapshot.rank_of:
                 yield sock.key, smoothed_rtt(sock.info), unpack(vector(sock.info)).delivered_bytes
+
+
+def _identities(directories: tuple[str, ...]) -> frozenset[int]:
+    """Inode numbers: a path may lead through whatever process is there."""
+    found = set()
+    for directory in directories:
+        with suppress(OSError):
+            found.add(os.stat(directory).st_ino)
+    return frozenset(found)

@@ -167,10 +167,10 @@ class _Ledger:
         self.volumes = {peer: n // 2 for peer, n in self.volumes.items() if n > 1}
 
 
-def _scrape(sock: TcpSocket, own_port: bytes) -> bool:
+def is_scrape(key: bytes, own_port: bytes) -> bool:
+    """Whether a connection (`TcpSocket.key`) is one of the agent's own port, at either end."""
     # A peer's port of the same number is the peer's own affair.
-    ports = sock.ports
-    return ports.startswith(own_port) or (ports.endswith(own_port) and sock.local == sock.remote)
+    return key.startswith(own_port) or (key[2:4] == own_port and key[4:20] == key[20:36])
 
 
 class SocketTable:
@@ -226,7 +226,7 @@ class SocketTable:
             raise
         own_port = self._own_port().to_bytes(2, "big")
         # Nearly all sockets have another port: the quick question comes first.
-        sockets = [s for s in sockets if own_port not in s[2] or not _scrape(s, own_port)]
+        sockets = [s for s in sockets if own_port not in s[2] or not is_scrape(s.key, own_port)]
         # The kernel tells as much of one socket as of another.
         self._info_length = next(
             (len(sock.info) for sock in (*sockets, *self._ended) if sock.info), self._info_length
@@ -236,7 +236,7 @@ class SocketTable:
         self._resolve()
         while self._ended:
             sock = self._ended.popleft()
-            if not _scrape(sock, own_port):
+            if not is_scrape(sock.key, own_port):
                 self._close(sock)
         self._forget()
         for ledger in self._ledgers.values():

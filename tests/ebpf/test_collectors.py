@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,6 +134,18 @@ def test_without_ebpf_the_others_stay_up_and_rtt_polls(
     assert not page.values("proc_futex_wait_duration_seconds_count")
 
 
+def test_a_loader_that_hangs_does_not_keep_rtt_waiting(sandbox: Sandbox, tmp_path: Path) -> None:
+    hangs = tmp_path / "python"
+    hangs.write_text("#!/bin/sh\nexec sleep 100\n")
+    hangs.chmod(0o755)
+    rank(sandbox, 0)
+    sandbox.sidecar(KITTY_JOB="j", KITTY_BCC_PYTHON=str(hangs))
+    sandbox.until(shows(sandbox, "net_tcp_rtt_us", rank="0"), seconds=30)
+    page = sandbox.scrape()
+    assert page.values("kitty_rtt_hook_info", hook="tcp_info", raw="false") == [1]
+    assert page.value("kitty_collector_up", collector="kernel") == 0  # still being loaded
+
+
 def test_a_hook_that_was_asked_for_has_no_substitute(load: loader.Loader, sandbox: Sandbox) -> None:
     rank(sandbox, 0)
     sandbox.sidecar(KITTY_JOB="j", KITTY_RTT_HOOK="tcp_rtt_estimator", KITTY_COLLECTORS="tcp,rtt")
@@ -149,6 +162,18 @@ def test_a_hook_that_was_asked_for_has_no_substitute(load: loader.Loader, sandbo
         pytest.skip("this kernel did not inline tcp_rtt_estimator")
     assert not sandbox.scrape().values("net_tcp_rtt_us")
     assert sandbox.scrape().value("kitty_collector_up", collector="tcp") == 1
+
+
+def test_a_scrape_from_within_the_pod_is_not_its_traffic(
+    load: loader.Loader, sandbox: Sandbox
+) -> None:
+    rank(sandbox, 0)
+    sandbox.sidecar(KITTY_JOB="j", KITTY_COLLECTORS="tcp,rtt")
+    sandbox.until(shows(sandbox, "net_tcp_rtt_us", rank="0"), seconds=60)
+    for _ in range(10):
+        assert sandbox.scrape().values("kitty_tcp_rtt_seconds_count", rank="0")
+        time.sleep(0.2)
+    assert not sandbox.scrape().values("kitty_tcp_rtt_seconds_count", rank="")
 
 
 def test_missing_capabilities_are_a_reason(load: loader.Loader, sandbox: Sandbox) -> None:

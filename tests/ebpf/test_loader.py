@@ -151,6 +151,7 @@ def test_missing_capabilities_are_named(load: loader.Loader) -> None:
     assert reason == "permission"
     assert "CAP_BPF" in detail
     assert "CAP_PERFMON" in detail
+    assert "CAP_NET_ADMIN" not in detail  # only sock_ops needs it
 
 
 def test_the_three_capabilities_are_enough(load: loader.Loader) -> None:

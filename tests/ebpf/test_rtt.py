@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -328,7 +329,21 @@ def test_containers_that_come_later_get_their_hook(load: loader.Loader) -> None:
     probe = finished(selection)
     assert probe is not None
     assert probe.hook == "sock_ops"
-    selection.close()
+    now = 60.0
+    assert selection.probe() is probe
+    assert finished(selection) is probe  # the same containers: nothing to load
+    again = Path(own_cgroup()[0], "kitty-test-again")
+    again.mkdir()
+    try:
+        visible, now = (str(again),), 90.0
+        assert selection.probe() is probe
+        anew = finished(selection)
+        assert anew is not probe
+        assert anew is not None
+        assert anew.hook == "sock_ops"
+        selection.close()
+    finally:
+        again.rmdir()
 
 
 def test_lanes_of_samples_do_not_touch() -> None:
