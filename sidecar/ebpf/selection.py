@@ -24,6 +24,8 @@ LOG = logging.getLogger("kitty.rtt")
 SILENT_DUMPS = 10
 """A hook that delivers nothing between so many socket dumps that show traffic is given up."""
 RETRY_SECONDS = 60.0
+PATIENCE_SECONDS = 20.0
+"""With a loader, until round trips are polled for: half a second is usual."""
 SETTLE_SECONDS = 5.0
 """How long containers that start get before their cgroups are looked for once more."""
 
@@ -185,7 +187,7 @@ class HookSelection:
 
     def _polls_meanwhile(self) -> bool:
         """A loader that hangs is given up after a minute or two only."""
-        waits = self._clock() - self._started > SETTLE_SECONDS
+        waits = self._clock() - self._started > PATIENCE_SECONDS
         nothing = self._probe is None and self._hook == rtt.AUTO
         return waits and nothing and self._snapshot() is not None
 

@@ -140,7 +140,7 @@ def test_a_loader_that_hangs_does_not_keep_rtt_waiting(sandbox: Sandbox, tmp_pat
     hangs.chmod(0o755)
     rank(sandbox, 0)
     sandbox.sidecar(KITTY_JOB="j", KITTY_BCC_PYTHON=str(hangs))
-    sandbox.until(shows(sandbox, "net_tcp_rtt_us", rank="0"), seconds=30)
+    sandbox.until(shows(sandbox, "net_tcp_rtt_us", rank="0"), seconds=60)
     page = sandbox.scrape()
     assert page.values("kitty_rtt_hook_info", hook="tcp_info", raw="false") == [1]
     assert page.value("kitty_collector_up", collector="kernel") == 0  # still being loaded
