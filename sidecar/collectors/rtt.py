@@ -149,9 +149,9 @@ class RttCollector:
                 windows[owner] = windows.get(owner, 0) + growth
         for owner, vector in windows.items():
             self._add(owner, vector)
-            count = lanes.first(vector)
-            if count:  # a cell may be read while a sample is added to it
-                self._windows[owner] = (lanes.second(vector) / count, now)
+            count, microseconds = lanes.first(vector), lanes.second(vector)
+            if count and microseconds:  # a cell may be read while a sample is added to it
+                self._windows[owner] = (microseconds / count, now)
         self._hooks.watch(delivered=bool(grown))
         self._published = _Published(
             probe.hook,
