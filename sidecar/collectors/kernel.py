@@ -222,7 +222,7 @@ class KernelCollector:
             wanted["drops"] = events.drop_candidate(scope.netns)
         for name, result in results.items():
             if isinstance(result, loader.Loaded):
-                del wanted[name]
+                wanted.pop(name, None)
         for name, result in zip(
             wanted, self._load.load(*([candidate] for candidate in wanted.values())), strict=True
         ):

@@ -200,10 +200,10 @@ int on_ack(struct pt_regs *ctx, void *sk, int flag, long seq_us, long sack_us)
  * the round trip of the segment acknowledged last (struct tcp_rack, net/ipv4/tcp_recovery.c).
  *
  * A connection at full speed would pay for each of its segments. `recent` remembers what was counted
- * last of a socket, so that all but one in SPACING_US cost a single read, also those of other
- * namespaces. A read is what costs most, so no more than LOOKS are read in a jiffy: that thins what
- * has over 800 to 8,000 segments a second, by CONFIG_HZ. Whoever shares an entry only makes it
- * forget. */
+ * last of a socket, so that all but one in SPACING_US cost two reads of kernel memory, also those of
+ * other namespaces. Reads are what costs most, so no more than LOOKS segments are looked at in a
+ * jiffy: that thins what has over 800 to 8,000 segments a second, by CONFIG_HZ. Whoever shares an
+ * entry only makes it forget. */
 #ifdef HOOK_TCP_PROBE
 struct recent { /* two cache lines each, as arrays begin inside one: no two share what is used */
 	u64 sk;
