@@ -60,11 +60,11 @@ class Pod:
         return found
 
     def wait(self, seconds: float) -> None:
-        """Waits until the gauge is there."""
+        """Waits until the gauge is there, by a hook: an emulated CPU compiles for half a minute."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
-                if "net_tcp_rtt_us" in self.read():
+                if "net_tcp_rtt_us" in self.read() and 'hook="tcp_info"' not in self.hook:
                     return
             except OSError:
                 pass
