@@ -201,7 +201,9 @@ def test_a_thread_with_the_number_of_an_earlier_one_starts_anew(
     probe.watch([story.pid])
     story.go()
     story.done()
-    for seen in read(probe).values():
+    counted = read(probe)
+    assert counted
+    for seen in counted.values():
         assert seen.futex.sum_seconds < 0.5  # three waits of 20 ms, and no two seconds
         assert seen.wakeup.counts[-1] == seen.preempt.counts[-1] == 0  # of 4.2 s and more
 
